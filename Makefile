@@ -1,0 +1,70 @@
+# Everything runs in .venv, which the first target that needs it makes. Nothing but Python 3.11+ and pip is assumed.
+
+VENV   := .venv
+BIN    := $(VENV)/bin
+# The first interpreter that is new enough; override with `make PYTHON=/path/to/python3 ...`.
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
+	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo "$$p"; break; }; done)
+PIP    := $(BIN)/python -m pip --disable-pip-version-check --no-input
+PYTEST := $(BIN)/python -m pytest
+
+CORE := $(VENV)/.core-installed
+DEV  := $(VENV)/.dev-installed
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format test-jvm bench bench-check fuzz docs clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+
+demo: $(CORE) ## a broker at work for 30 seconds, checked at the end; ARGS="--seconds 10"
+	$(BIN)/millrace demo $(ARGS)
+
+test: $(DEV) ## every test that needs Python only
+	$(PYTEST) $(ARGS)
+
+check: $(DEV) ## ruff, mypy --strict, layer contract, generated pages
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python scripts/generate_docs.py --check
+
+format: $(DEV) ## rewrite the sources as `make check` wants them
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+test-jvm: $(DEV) ## Apache Kafka's own Java tools against millrace (needs java and mvn)
+	$(PYTEST) tests/jvm $(ARGS)
+
+bench: $(DEV) ## millrace beside Apache Kafka (needs java and mvn); ARGS="--rounds 3 --only produce"
+	PYTHONPATH=tests $(BIN)/python -m benches.system $(ARGS)
+
+bench-check: $(DEV) ## start-up time and memory against their bars; fails when one is missed
+	PYTHONPATH=tests $(BIN)/python -m benches.system.footprint $(ARGS)
+
+fuzz: $(DEV) ## the fuzz tests with a large budget (MILLRACE_FUZZ_EXAMPLES=N for another one)
+	MILLRACE_FUZZ_EXAMPLES=$${MILLRACE_FUZZ_EXAMPLES:-50000} $(PYTEST) -m fuzz --timeout=3600 $(ARGS)
+
+docs: $(DEV) ## regenerate the generated pages of docs/
+	$(BIN)/python scripts/generate_docs.py
+
+clean: ## remove the environment, caches and build output
+	rm -rf $(VENV) .cache build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "millrace needs Python 3.11 or newer; none was found on PATH." \
+		"Install one, or say: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "millrace needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1)" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
+		echo "$(PYTHON) -m venv failed; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+
+$(CORE): pyproject.toml | $(BIN)/python
+	$(PIP) install --quiet --editable .
+	@touch $@
+
+$(DEV): pyproject.toml | $(BIN)/python
+	$(PIP) install --quiet --editable '.[dev]'
+	@touch $@ $(CORE)

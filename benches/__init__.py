@@ -1,0 +1,1 @@
+"""Measurements. `system` compares whole brokers from outside, `micro` times single pieces."""

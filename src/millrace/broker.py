@@ -1,0 +1,256 @@
+"""The composition root: the only place where the parts of a broker are joined.
+
+Start: open the log directories, take the addresses, read the metadata log and become controller, make the partitions,
+load the groups, then answer. Stop is the same in reverse; when it returns, everything acknowledged is on disk and the
+directories carry the marker of a clean shutdown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+import socket
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, Final
+
+from millrace.clock import Clock, SystemClock
+from millrace.cluster.controller import Controller
+from millrace.config import BrokerConfig
+from millrace.errors import MillraceError, StorageError
+from millrace.groups.coordinator import GroupCoordinator
+from millrace.groups.settings import GroupSettings
+from millrace.handlers import registry
+from millrace.handlers.context import Services
+from millrace.handlers.fetch_sessions import FetchSessions
+from millrace.metadata.deltas import Endpoint
+from millrace.metadata.embedded import FILE_NAME, Database, EmbeddedStore
+from millrace.metadata.store import MetadataStore
+from millrace.model import CONSUMER_OFFSETS_TOPIC
+from millrace.replication.partition import Partition
+from millrace.replication.replicas import Replicas
+from millrace.replication.state_topic import StateTopic
+from millrace.server.flow import DEFAULT_BUDGET_BYTES, ConnectionLimits, MemoryBudget
+from millrace.server.listener import Listener
+from millrace.storage.files import Files
+from millrace.storage.logdirs import LogDirs
+from millrace.transactions.producer_ids import ProducerIds
+
+logger = logging.getLogger(__name__)
+
+RESERVED_DESCRIPTORS: Final = 1024
+"""Descriptors kept back from connections for segment files, pipes and the metadata store."""
+DRAIN_S: Final = 2.0
+ANY_HOST: Final = frozenset({"", "0.0.0.0", "::"})  # noqa: S104 - recognised, not bound
+
+
+class Broker:
+    """One broker on the caller's event loop. Owner of every part it makes; `start` and `stop` are called once each."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        *,
+        store: MetadataStore | None = None,
+        clock: Clock | None = None,
+        files: Files | None = None,
+    ) -> None:
+        self.config = config
+        self.clock = clock or SystemClock()
+        self._files = files or Files()
+        self._store = store
+        self._listeners: list[Listener] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._stops: list[Callable[[], Coroutine[Any, Any, None]]] = []
+        """What has been started, in order; `stop` runs it backwards."""
+        self.services: Services | None = None
+
+    def __repr__(self) -> str:
+        return f"Broker({self.config.broker_id}, {self.bootstrap if self._listeners else 'not started'})"
+
+    @property
+    def bootstrap(self) -> str:
+        """The address of the first listener, as a client is told it."""
+        host, port = self._advertised(self._listeners[0].name)
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    async def start(self) -> None:
+        """Return once clients are answered. On failure everything that was started is stopped again."""
+        try:
+            await self._start()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _start(self) -> None:
+        config = self.config
+        for name in config.ignored:
+            logger.warning("the setting %s has no meaning here and is ignored", name)
+        limits = ConnectionLimits(_connection_limit(config), config.get_int("max.connections.per.ip"))
+
+        log_dirs = LogDirs.open(
+            [Path(path) for path in config.log_dirs], node_id=config.broker_id, clock=self.clock, files=self._files
+        )
+        self._stops.append(log_dirs.stop)
+        log_dirs.start()
+
+        store = self._store or EmbeddedStore(Database(Path(config.log_dirs[0]) / FILE_NAME))
+        controller = Controller(store, config)
+        replicas = Replicas(broker_id=config.broker_id, config=config, log_dirs=log_dirs, clock=self.clock)
+        log_dirs.on_failure = replicas.directory_failed
+        offsets_topic = StateTopic(
+            CONSUMER_OFFSETS_TOPIC,
+            lambda index: replicas.get(CONSUMER_OFFSETS_TOPIC, index),
+            lambda: _offsets_partitions(controller, config),
+        )
+        groups = GroupCoordinator(clock=self.clock, settings=GroupSettings.from_config(config), state_topic=offsets_topic)
+        self.services = Services(
+            config=config,
+            clock=self.clock,
+            broker_id=config.broker_id,
+            controller=controller,
+            replicas=replicas,
+            groups=groups,
+            log_dirs=log_dirs,
+            fetch_sessions=FetchSessions(config.get_int("max.incremental.fetch.session.cache.slots")),
+            producer_ids=ProducerIds(controller.next_producer_id_block),
+            advertised=self._advertised,
+        )
+        self._make_listeners(limits)
+        for listener in self._listeners:
+            listener.bind()
+
+        self._stops.append(controller.stop)
+        await controller.load()
+        await controller.start(self._endpoints())
+        _follow_partitions(replicas, groups)
+        replicas.load(controller.image)
+        controller.on_image(replicas.apply)
+        self._stops.append(groups.stop)
+        for listener in self._listeners:
+            await listener.serve()
+        self._stops.append(self._stop_listening)
+        self._spawn("retention", self._keep_retention(replicas))
+        self._spawn("checkpoints", self._keep_checkpoints(log_dirs))
+        logger.info("broker %d of cluster %s answers at %s", config.broker_id, controller.image.cluster_id, self.bootstrap)
+
+    async def stop(self) -> None:
+        """Answer what has begun, then put everything on disk. Harmless when nothing was started."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        self._tasks.clear()
+        while self._stops:
+            stop = self._stops.pop()
+            try:
+                await stop()
+            except MillraceError as error:
+                logger.error("stopping: %s", error)  # noqa: TRY400 - the text says it all
+        for listener in self._listeners:
+            listener.stop_accepting()
+
+    # ------------------------------------------------------------------------------------------------------- listeners
+
+    def _make_listeners(self, limits: ConnectionLimits) -> None:
+        assert self.services is not None
+        config = self.config
+        budget_bytes = config.get_int("queued.max.request.bytes")
+        budget = MemoryBudget(budget_bytes if budget_bytes > 0 else DEFAULT_BUDGET_BYTES)
+        apis = registry.load()
+        for configured in config.listeners:
+            self._listeners.append(
+                Listener(
+                    name=configured.name,
+                    host=configured.host,
+                    port=configured.port,
+                    apis=apis,
+                    services=self.services,
+                    budget=budget,
+                    limits=limits,
+                    max_frame_bytes=config.get_int("socket.request.max.bytes"),
+                    max_idle_ms=config.get_int("connections.max.idle.ms"),
+                    clock=self.clock,
+                )
+            )
+
+    async def _stop_listening(self) -> None:
+        assert self.services is not None
+        for listener in self._listeners:
+            listener.stop_accepting()
+        # Parked requests are answered first, so that connections have nothing left to wait for.
+        self.services.replicas.begin_closing()
+        self.services.groups.begin_closing()
+        await asyncio.gather(*(listener.stop(DRAIN_S) for listener in self._listeners))
+
+    def _advertised(self, listener: str) -> tuple[str, int]:
+        bound = next(item for item in self._listeners if item.name == listener)
+        told = next(item for item in self.config.advertised_listeners if item.name == listener)
+        return (socket.gethostname() if told.host in ANY_HOST else told.host), told.port or bound.port
+
+    def _endpoints(self) -> list[Endpoint]:
+        return [
+            Endpoint(listener.name, *self._advertised(listener.name), listener.security_protocol)
+            for listener in self.config.listeners
+        ]
+
+    # ------------------------------------------------------------------------------------------------------ background
+
+    def _spawn(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks.append(asyncio.get_running_loop().create_task(work, name=name))
+
+    async def _keep_retention(self, replicas: Replicas) -> None:
+        """Let go of what retention no longer wants, a partition at a time so that the loop stays free."""
+        while True:
+            await self.clock.sleep(self.config.get_int("log.retention.check.interval.ms") / 1000)
+            for partition in replicas:
+                try:
+                    partition.enforce_retention()
+                except StorageError as error:
+                    logger.error("retention of %r: %s", partition, error)  # noqa: TRY400
+                await asyncio.sleep(0)
+
+    async def _keep_checkpoints(self, log_dirs: LogDirs) -> None:
+        """Write down how far each log is on disk, so that a crash has little to scan."""
+        while True:
+            await self.clock.sleep(self.config.get_int("log.flush.offset.checkpoint.interval.ms") / 1000)
+            try:
+                log_dirs.checkpoint()
+            except StorageError as error:
+                logger.error("checkpoints: %s", error)  # noqa: TRY400
+
+
+def _follow_partitions(replicas: Replicas, groups: GroupCoordinator) -> None:
+    """Tell the group coordinator which partitions of its topic come and go."""
+
+    def added(topic: str, partitions: list[Partition]) -> None:
+        if topic == CONSUMER_OFFSETS_TOPIC:
+            for partition in partitions:
+                groups.partition_became_leader(partition.index)
+
+    def removed(topic: str, partitions: list[Partition]) -> None:
+        if topic == CONSUMER_OFFSETS_TOPIC:
+            for partition in partitions:
+                groups.partition_lost(partition.index)
+        else:
+            groups.topics_deleted({topic: partition.topic_id for partition in partitions})
+
+    replicas.on_added.append(added)
+    replicas.on_removed.append(removed)
+
+
+def _offsets_partitions(controller: Controller, config: BrokerConfig) -> int:
+    """How many partitions the offsets topic has, or will have once it is created."""
+    topic = controller.image.topic(CONSUMER_OFFSETS_TOPIC)
+    return len(topic.partitions) if topic else config.get_int("offsets.topic.num.partitions")
+
+
+def _connection_limit(config: BrokerConfig) -> int:
+    """max.connections, or what the operating system's limit on descriptors leaves of it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        soft = hard
+    room = max(soft - RESERVED_DESCRIPTORS, soft // 2)
+    return min(config.get_int("max.connections"), room)

@@ -1,0 +1,51 @@
+"""Options that several commands share, declared once so that they read the same everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated
+
+import typer
+
+from millrace.cli.output import CommandError
+
+Bootstrap = Annotated[
+    str,
+    typer.Option(
+        "--bootstrap",
+        "-b",
+        envvar="MILLRACE_BOOTSTRAP",
+        metavar="HOST:PORT,...",
+        help="Where the cluster answers.",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Client = Annotated[
+    list[str] | None,
+    typer.Option("--client", "-X", metavar="NAME=VALUE", help="A librdkafka setting, repeatable (security, timeouts)."),
+]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+DEFAULT_BOOTSTRAP = "localhost:9092"
+
+
+def name_values(pairs: Iterable[str] | None, option: str) -> dict[str, str]:
+    """`["a=1", "b=x=y"]` as `{"a": "1", "b": "x=y"}`."""
+    settings: dict[str, str] = {}
+    for pair in pairs or ():
+        name, equals, value = pair.partition("=")
+        if not equals or not name.strip():
+            raise CommandError(f"{option} wants name=value, not '{pair}'", exit_code=2)
+        settings[name.strip()] = value.strip()
+    return settings
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask before something is lost. A script (no terminal on stdin) has to say --yes."""
+    if yes:
+        return
+    import sys
+
+    if not sys.stdin.isatty():
+        raise CommandError(f"{question.rstrip('?')}: say --yes to go ahead without being asked")
+    typer.confirm(question, abort=True, err=True)

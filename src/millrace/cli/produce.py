@@ -1,0 +1,341 @@
+"""`millrace produce`: records from lines of stdin, files and pipes.
+
+A record counts as delivered when the broker has acknowledged it, never before. Ctrl-C stops the reading and still
+delivers every line that was read; a second Ctrl-C gives up waiting, and the count says what is missing.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from millrace.cli.jsonrecords import OutgoingRecord, record_from_json
+from millrace.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Client, name_values
+from millrace.cli.output import CommandError, count_text, print_error, print_json, print_remark, size_text
+from millrace.cli.times import parse_time_ms
+from millrace.clock import SystemClock
+
+if TYPE_CHECKING:
+    from confluent_kafka import KafkaError, Message, Producer
+
+EPILOG: Final = (
+    "Examples: `printf 'a:1\\nb:2\\n' | millrace produce orders --key-separator :` or "
+    "`millrace consume orders --from-beginning --no-follow --json | millrace produce copy --json`"
+)
+_PROGRESS_EVERY_S: Final = 0.1
+_ERRORS_SHOWN: Final = 5
+
+app = typer.Typer(add_completion=False, help="Send records from stdin, files or pipes.")
+
+
+@dataclass(frozen=True, slots=True)
+class LineReader:
+    """How a line becomes a record."""
+
+    is_json: bool
+    key: bytes | None
+    key_separator: bytes | None
+    null: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+    timestamp_ms: int | None
+    partition: int | None
+
+    def record(self, line: bytes) -> OutgoingRecord:
+        if self.is_json:
+            parsed = record_from_json(line)
+            return OutgoingRecord(
+                key=parsed.key if parsed.key is not None else self.key,
+                value=parsed.value,
+                headers=parsed.headers + self.headers,
+                timestamp_ms=self.timestamp_ms if self.timestamp_ms is not None else parsed.timestamp_ms,
+                partition=self.partition if self.partition is not None else parsed.partition,
+            )
+        key, value = self.key, line
+        if self.key_separator is not None:
+            before, found, after = line.partition(self.key_separator)
+            if not found:
+                raise CommandError(f"no key separator '{self.key_separator.decode()}' in the line")
+            key, value = before, after
+        return OutgoingRecord(
+            key=key,
+            value=None if self.null is not None and value == self.null else value,
+            headers=self.headers,
+            timestamp_ms=self.timestamp_ms,
+            partition=self.partition,
+        )
+
+
+class Delivery:
+    """One librdkafka producer and the count of what became of the records given to it.
+
+    Only failures are reported back by the library, one by one; what is neither failed nor still queued was delivered.
+    """
+
+    def __init__(self, topic: str, open_with: Callable[[dict[str, Any]], Producer], settings: dict[str, Any]) -> None:
+        self.topic = topic
+        self.sent = 0
+        self.sent_bytes = 0
+        self.failed = 0
+        self.failures: list[str] = []
+        self._producer = open_with({**settings, "delivery.report.only.error": True, "on_delivery": self._on_report})
+
+    def __repr__(self) -> str:
+        return f"Delivery(topic={self.topic!r}, sent={self.sent}, failed={self.failed}, queued={len(self._producer)})"
+
+    @property
+    def delivered(self) -> int:
+        return self.sent - self.failed - len(self._producer)
+
+    @property
+    def undelivered(self) -> int:
+        return len(self._producer)
+
+    def send(self, record: OutgoingRecord) -> None:
+        optional: dict[str, Any] = {}
+        if record.partition is not None:
+            optional["partition"] = record.partition
+        if record.timestamp_ms is not None:
+            optional["timestamp"] = record.timestamp_ms
+        if record.headers:
+            optional["headers"] = list(record.headers)
+        while True:
+            try:
+                self._producer.produce(self.topic, record.value, record.key, **optional)
+            except BufferError:  # the client's queue is full: back-pressure on the reader
+                self._producer.poll(0.1)
+            else:
+                break
+        self.sent += 1
+        self.sent_bytes += len(record.value or b"") + len(record.key or b"")
+
+    def poll(self) -> None:
+        self._producer.poll(0)
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until everything is settled; False when the time was not enough."""
+        return self._producer.flush(timeout_s) == 0
+
+    def abandon(self) -> None:
+        """Give up what is still queued, so that closing does not wait for it."""
+        self._producer.purge(blocking=False)
+
+    def _on_report(self, error: KafkaError | None, _message: Message) -> None:
+        if error is None:
+            return
+        from millrace.cli.connection import explain
+
+        self.failed += 1
+        if len(self.failures) < _ERRORS_SHOWN:
+            self.failures.append(explain(error))
+
+
+@app.command(epilog=EPILOG)
+def produce(
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", show_default=False, help="Where the records go.")],
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[FILE...]", show_default=False, help="Files of lines; - or nothing is stdin."),
+    ] = None,
+    *,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    key: Annotated[str | None, typer.Option("--key", "-k", help="The key of every record.")] = None,
+    key_separator: Annotated[
+        str | None, typer.Option("--key-separator", "-K", help="Split each line into key and value here, once.")
+    ] = None,
+    headers: Annotated[
+        list[str] | None,
+        typer.Option("--header", "--headers", "-H", metavar="NAME=VALUE", help="A header of every record, repeatable."),
+    ] = None,
+    is_json: Annotated[
+        bool,
+        typer.Option(
+            "--json", help="Lines are JSON: value, key, headers, timestamp, partition. The summary is JSON too."
+        ),
+    ] = False,
+    whole: Annotated[bool, typer.Option("--whole", help="Each file is one record, newlines and all.")] = False,
+    null: Annotated[str | None, typer.Option("--null", help="A value equal to this text becomes a tombstone.")] = None,
+    timestamp: Annotated[
+        str | None, typer.Option("--timestamp", help="Of every record: ISO 8601, milliseconds, or '1h ago'.")
+    ] = None,
+    partition: Annotated[
+        int | None, typer.Option("--partition", "-p", min=0, help="Send all to this partition.")
+    ] = None,
+    compression: Annotated[str, typer.Option("--compression", "-z", help="none, gzip, snappy, lz4 or zstd.")] = "none",
+    acks: Annotated[str, typer.Option("--acks", help="all, 1 or 0.")] = "all",
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=0.1, help="Seconds a record may take to be delivered.")
+    ] = 60.0,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no summary.")] = False,
+    client: Client = None,
+) -> None:
+    """Send each line as a record and wait until all are acknowledged."""
+    if compression not in {"none", "gzip", "snappy", "lz4", "zstd"}:
+        raise CommandError(f"--compression is none, gzip, snappy, lz4 or zstd, not '{compression}'", exit_code=2)
+    if acks not in {"all", "-1", "1", "0"}:
+        raise CommandError(f"--acks is all, 1 or 0, not '{acks}'", exit_code=2)
+    clock = SystemClock()
+    reader = LineReader(
+        is_json=is_json,
+        key=None if key is None else key.encode(),
+        key_separator=None if key_separator is None else _unescape(key_separator),
+        null=None if null is None else null.encode(),
+        headers=tuple((name, value.encode()) for name, value in _header_pairs(headers)),
+        timestamp_ms=None if timestamp is None else parse_time_ms(timestamp, now_ms=clock.wall_ms()),
+        partition=partition,
+    )
+    settings = {
+        "acks": acks,
+        "compression.type": compression,
+        "enable.idempotence": acks in {"all", "-1"},
+        "linger.ms": 5,
+        "message.timeout.ms": round(timeout * 1000),
+        "queue.buffering.max.messages": 200_000,
+        "queue.buffering.max.kbytes": 131_072,
+        **name_values(client, "--client"),
+    }
+    from millrace.cli.connection import open_producer
+
+    delivery = Delivery(topic, lambda merged: open_producer(bootstrap, merged), settings)
+    began = clock.monotonic()
+    problem, interrupted = _send_all(delivery, reader, files or [Path("-")], whole=whole, quiet=quiet)
+    try:
+        settled = delivery.flush(timeout + 5)
+    except KeyboardInterrupt:
+        settled, interrupted = False, True
+    unsettled = delivery.undelivered
+    if not settled:
+        delivery.abandon()
+    _summarise(delivery, unsettled, clock.monotonic() - began, is_json=is_json, quiet=quiet)
+    if problem:
+        print_error(problem)
+    if interrupted:
+        raise typer.Exit(130)
+    if problem or delivery.failed or unsettled:
+        raise typer.Exit(1)
+
+
+def _send_all(
+    delivery: Delivery, reader: LineReader, files: list[Path], *, whole: bool, quiet: bool
+) -> tuple[str | None, bool]:
+    """Read and send everything. Returns what stopped it early, and whether that was Ctrl-C."""
+    clock = SystemClock()
+    with ExitStack() as stack:
+        show = _progress(stack, files, quiet=quiet)
+        read_bytes = 0
+        due = clock.monotonic()
+        try:
+            for place, line in _lines(files, whole=whole):
+                read_bytes += len(line) + 1
+                try:
+                    delivery.send(reader.record(line))
+                except CommandError as error:
+                    return f"{place}: {error}", False
+                delivery.poll()
+                if delivery.failures:
+                    return "stopped at the first failure", False
+                if show and clock.monotonic() >= due:
+                    show(delivery, read_bytes)
+                    due = clock.monotonic() + _PROGRESS_EVERY_S
+        except KeyboardInterrupt:
+            return None, True
+        except OSError as error:
+            return f"{error.filename}: {error.strerror}" if error.filename else str(error), False
+    return None, False
+
+
+def _lines(files: list[Path], *, whole: bool) -> Iterator[tuple[str, bytes]]:
+    """Each line without its line feed, and where it stands, for error messages."""
+    for path in files:
+        stdin = str(path) == "-"
+        name = "stdin" if stdin else str(path)
+        stream: IO[bytes] = sys.stdin.buffer if stdin else path.open("rb")
+        try:
+            if whole:
+                yield name, stream.read()
+                continue
+            for number, line in enumerate(stream, start=1):
+                yield f"{name}:{number}", line.removesuffix(b"\n")
+        finally:
+            if not stdin:
+                stream.close()
+
+
+def _progress(stack: ExitStack, files: list[Path], *, quiet: bool) -> Callable[[Delivery, int], None] | None:
+    """A bar (files) or a running rate (pipes) on stderr; nothing for a person typing lines, or without a terminal."""
+    from_stdin = any(str(path) == "-" for path in files)
+    if quiet or not sys.stderr.isatty() or (from_stdin and sys.stdin.isatty()):
+        return None
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    total = None if from_stdin else sum(path.stat().st_size for path in files if path.exists())
+    progress = stack.enter_context(
+        Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[rate]}"),
+            TimeElapsedColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        )
+    )
+    task = progress.add_task("sending", total=total, rate="")
+    clock = SystemClock()
+    began = clock.monotonic()
+
+    def show(delivery: Delivery, read_bytes: int) -> None:
+        elapsed = max(clock.monotonic() - began, 1e-9)
+        rate = f"{delivery.delivered:,} delivered, {delivery.delivered / elapsed:,.0f}/s"
+        progress.update(task, completed=read_bytes if total is not None else None, rate=rate)
+
+    return show
+
+
+def _summarise(delivery: Delivery, unsettled: int, elapsed_s: float, *, is_json: bool, quiet: bool) -> None:
+    delivered = delivery.sent - delivery.failed - unsettled
+    for text in delivery.failures:
+        print_error(f"not delivered: {text}")
+    if quiet:
+        return
+    if is_json:
+        print_json(
+            {
+                "topic": delivery.topic,
+                "delivered": delivered,
+                "failed": delivery.failed,
+                "unsettled": unsettled,
+                "bytes": delivery.sent_bytes,
+                "seconds": round(elapsed_s, 3),
+            }
+        )
+        return
+    rate = f"{delivered / max(elapsed_s, 1e-9):,.0f} records/s"
+    remark = (
+        f"{count_text(delivered, 'record')} delivered to {delivery.topic} ({size_text(delivery.sent_bytes)}, {rate})"
+    )
+    if delivery.failed:
+        remark += f", {delivery.failed:,} failed"
+    if unsettled:
+        remark += f", {unsettled:,} unknown (never acknowledged)"
+    print_remark(remark)
+
+
+def _header_pairs(headers: list[str] | None) -> list[tuple[str, str]]:
+    pairs = []
+    for header in headers or ():
+        name, equals, value = header.partition("=")
+        if not equals or not name:
+            raise CommandError(f"--header wants name=value, not '{header}'", exit_code=2)
+        pairs.append((name, value))
+    return pairs
+
+
+def _unescape(text: str) -> bytes:
+    r"""`\t` and friends as the shell leaves them."""
+    return text.replace("\\t", "\t").replace("\\0", "\0").replace("\\n", "\n").encode()

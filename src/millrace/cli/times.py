@@ -1,0 +1,36 @@
+"""Points in time as people type them, and as commands print them. Pure: `now` is an argument."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import Final
+
+from millrace.cli.output import CommandError
+
+_UNIT_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+_AGO: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)[a-z]*\s+ago\s*\Z", re.IGNORECASE)
+
+
+def parse_time_ms(text: str, *, now_ms: int) -> int:
+    """Milliseconds since 1970 from `now`, `1h ago`, milliseconds, or ISO 8601 (local time unless it names a zone)."""
+    if text.strip().lower() == "now":
+        return now_ms
+    if re.fullmatch(r"\s*\d+\s*", text):
+        return int(text)
+    ago = _AGO.match(text)
+    if ago:
+        return now_ms - round(float(ago[1]) * _UNIT_MS[ago[2].lower()])
+    try:
+        moment = datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise CommandError(
+            f"'{text}' is no time: use 2026-05-01T12:00, milliseconds since 1970, 'now' or '1h ago'", exit_code=2
+        ) from None
+    return round(moment.timestamp() * 1000)
+
+
+def iso_utc(timestamp_ms: int) -> str:
+    """`1700000000123` as `2023-11-14T22:13:20.123Z`."""
+    moment = datetime.fromtimestamp(timestamp_ms / 1000, UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

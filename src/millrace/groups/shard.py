@@ -1,0 +1,522 @@
+"""One led partition of `__consumer_offsets`: its groups, their offsets, and the order in which changes take effect.
+
+Everything that must survive goes through `_write`: the records are appended at once, and their meaning is applied when
+they are durable, strictly in the order of the log. So what is in memory is always what a replay would give, a reader
+never sees what could still be lost, and a client that hung up does not stop its commit from taking effect.
+
+Owner: the shard's task (`run`), which loads, then confirms writes, until it is closed. All methods are called on the
+loop. Not here: which shard a group belongs to and whether it may answer (`coordinator`), decisions (`classic`,
+`offsets`), bytes (`records`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Final
+from uuid import UUID
+
+from millrace.clock import Clock
+from millrace.errors import ApiError, ErrorCode, ProtocolError, StorageError
+from millrace.groups import classic, offsets, records
+from millrace.groups.effects import (
+    NO_MEMBER_ID,
+    AnswerJoin,
+    AnswerSync,
+    CancelTimer,
+    Effect,
+    JoinRequest,
+    JoinResult,
+    LeaveRequest,
+    LeaveResult,
+    SetTimer,
+    Store,
+    StoredGroup,
+    SyncRequest,
+    SyncResult,
+    TimerKey,
+    TimerKind,
+)
+from millrace.groups.group import ClassicGroup, GroupState
+from millrace.groups.offsets import CommittedOffset, CommittedOffsets
+from millrace.groups.settings import GroupSettings
+from millrace.groups.timers import Timers
+from millrace.model import ZERO_UUID
+from millrace.replication.state_topic import Entry, StateTopic, breathe
+
+log = logging.getLogger(__name__)
+
+_TOMBSTONES_PER_BATCH: Final = 1_000
+_LOADED_PER_SLICE: Final = 1_000
+_EXPIRED_PER_SLICE: Final = 200
+
+# What a failed write to the log means to a client of the coordinator.
+_WRITE_ERRORS: Final = {
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_ENOUGH_REPLICAS: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.REQUEST_TIMED_OUT: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_LEADER_OR_FOLLOWER: ErrorCode.NOT_COORDINATOR,
+    ErrorCode.KAFKA_STORAGE_ERROR: ErrorCode.NOT_COORDINATOR,
+    ErrorCode.MESSAGE_TOO_LARGE: ErrorCode.INVALID_COMMIT_OFFSET_SIZE,
+    ErrorCode.RECORD_LIST_TOO_LARGE: ErrorCode.INVALID_COMMIT_OFFSET_SIZE,
+}
+
+
+class ShardState(Enum):
+    """Whether a shard can be asked."""
+
+    LOADING = "loading"
+    ACTIVE = "active"
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetToCommit:
+    """One partition of an OffsetCommit."""
+
+    topic: str
+    partition: int
+    topic_id: UUID
+    offset: int
+    leader_epoch: int
+    metadata: str
+
+
+@dataclass(slots=True)
+class _Write:
+    """An append that is not durable yet: what it will mean, and whom to tell if it fails."""
+
+    base_offset: int
+    last_offset: int
+    apply: Callable[[int], None]
+    fail: Callable[[ErrorCode], None]
+
+
+class Shard:
+    """The groups of one partition."""
+
+    def __init__(
+        self, index: int, leader_epoch: int, *, topic: StateTopic, settings: GroupSettings, clock: Clock
+    ) -> None:
+        self.index = index
+        self.leader_epoch = leader_epoch
+        self.state = ShardState.LOADING
+        self.loaded = asyncio.Event()
+        """Set when the shard is active or closed."""
+        self.groups: dict[str, ClassicGroup] = {}
+        self.offsets = CommittedOffsets()
+        self._topic = topic
+        self._settings = settings
+        self._clock = clock
+        self._timers: Timers[tuple[str, TimerKey]] = Timers(clock, self._timer_fired)
+        self._parked_joins: dict[int, asyncio.Future[JoinResult]] = {}
+        self._parked_syncs: dict[int, asyncio.Future[SyncResult]] = {}
+        self._next_ticket = 0
+        self._writes: deque[_Write] = deque()
+        self._written = asyncio.Event()
+        self._uncommitted: Counter[str] = Counter()
+        """Commits of each group that are not durable yet: their offsets must not expire by what they replace."""
+
+    def __repr__(self) -> str:
+        return (
+            f"<shard {self.index} epoch {self.leader_epoch} {self.state.value}, {len(self.groups)} groups, "
+            f"{self.offsets.count} offsets, {len(self._writes)} writes under way>"
+        )
+
+    # Life
+
+    async def run(self) -> None:
+        """Load the partition, then confirm writes until cancelled. A failure closes the shard: it answers no more."""
+        try:
+            await self._load()
+            self.state = ShardState.ACTIVE
+            for group in list(self.groups.values()):
+                self._perform(group, classic.loaded(group, self._settings, self._clock.wall_ms()))
+            self.loaded.set()
+            log.info("loaded %r", self)
+            await self._confirm_writes()
+        except (ApiError, StorageError) as error:
+            log.warning("%r gives up: %s", self, error)
+            self.close()
+        except Exception:
+            log.exception("%r has failed", self)
+            self.close()
+
+    def close(self) -> None:
+        """Answer everybody who waits with NOT_COORDINATOR, and stop. The task is the coordinator's to cancel."""
+        if self.state is ShardState.CLOSED:
+            return
+        self.state = ShardState.CLOSED
+        self.loaded.set()
+        self._timers.cancel_all()
+        for group in self.groups.values():
+            self._perform(
+                group, classic.unload(group, ErrorCode.NOT_COORDINATOR, self._settings, self._clock.wall_ms())
+            )
+        writes, self._writes = self._writes, deque()
+        for write in writes:
+            write.fail(ErrorCode.NOT_COORDINATOR)
+
+    async def _load(self) -> None:
+        for count, record in enumerate(await self._topic.load(self.index), 1):
+            try:
+                self.replay(record.key, record.value, record.offset)
+            except ProtocolError as error:
+                # One record that cannot be read must not take every group of the partition with it.
+                log.warning("%s-%d: record %d is unreadable: %s", self._topic.name, self.index, record.offset, error)
+            if count % _LOADED_PER_SLICE == 0:
+                await breathe()
+
+    def replay(self, key: bytes, value: bytes | None, record_offset: int) -> None:
+        """Apply one record of the log."""
+        match records.read_record(key, value, record_offset):
+            case records.OffsetRecord(group_id, topic, partition, None):
+                self.offsets.remove(group_id, topic, partition)
+            case records.OffsetRecord(group_id, topic, partition, committed) if committed is not None:
+                self._put_offset(group_id, topic, partition, committed)
+            case records.GroupRecord(group_id, None):
+                self.groups.pop(group_id, None)
+                if self.offsets.of_group(group_id):
+                    self.groups[group_id] = ClassicGroup(group_id)
+            case records.GroupRecord(group_id, stored) if stored is not None:
+                self.groups[group_id] = ClassicGroup.from_record(group_id, stored)
+
+    # Membership
+
+    async def join(self, group_id: str, request: JoinRequest) -> JoinResult:
+        """JoinGroup; waits for the rebalance. Cancellation drops the answer, not the membership."""
+        now_ms = self._clock.wall_ms()
+        group = self.groups.get(group_id)
+        created: list[Effect] = []
+        if group is None:
+            if request.member_id != NO_MEMBER_ID:
+                return JoinResult(ErrorCode.UNKNOWN_MEMBER_ID, request.member_id)
+            group = ClassicGroup(group_id)
+            created = classic.create(group, now_ms)
+            self.groups[group_id] = group
+        ticket = self._ticket()
+        answer: asyncio.Future[JoinResult] = asyncio.get_running_loop().create_future()
+        self._parked_joins[ticket] = answer
+        self._perform(group, classic.join(group, request, ticket, self._settings, now_ms))
+        if created:
+            if group.is_idle:
+                del self.groups[group_id]
+            else:
+                self._perform(group, created)
+        return await answer
+
+    async def sync(self, group_id: str, request: SyncRequest) -> SyncResult:
+        """SyncGroup; waits for the leader. Cancellation drops the answer, not the membership."""
+        group = self.groups.get(group_id)
+        if group is None:
+            return SyncResult(ErrorCode.UNKNOWN_MEMBER_ID)
+        ticket = self._ticket()
+        answer: asyncio.Future[SyncResult] = asyncio.get_running_loop().create_future()
+        self._parked_syncs[ticket] = answer
+        self._perform(group, classic.sync(group, request, ticket, self._settings, self._clock.wall_ms()))
+        return await answer
+
+    def heartbeat(self, group_id: str, member_id: str, instance_id: str | None, generation: int) -> ErrorCode:
+        """Heartbeat."""
+        group = self.groups.get(group_id)
+        if group is None:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        error, effects = classic.heartbeat(group, member_id, instance_id, generation)
+        self._perform(group, effects)
+        return error
+
+    def leave(self, group_id: str, requests: Sequence[LeaveRequest]) -> list[LeaveResult]:
+        """LeaveGroup."""
+        group = self.groups.get(group_id)
+        if group is None:
+            return [LeaveResult(each.member_id, each.instance_id, ErrorCode.UNKNOWN_MEMBER_ID) for each in requests]
+        results, effects = classic.leave(group, requests, self._settings, self._clock.wall_ms())
+        self._perform(group, effects)
+        return results
+
+    # Offsets
+
+    def check_commit(
+        self, group_id: str, member_id: str, instance_id: str | None, generation: int, missing_group: ErrorCode
+    ) -> ErrorCode:
+        """Whether these ids may commit; `missing_group` is what a member of a group that is not there is told."""
+        group = self.groups.get(group_id)
+        if group is None:
+            return ErrorCode.NONE if generation < 0 else missing_group
+        error, effects = classic.check_commit(group, member_id, instance_id, generation)
+        self._perform(group, effects)
+        return error
+
+    async def commit(self, group_id: str, commits: Sequence[OffsetToCommit], expire_timestamp_ms: int) -> None:
+        """Make offsets durable, then visible. ApiError: they may or may not become so. Cancellation stops neither."""
+        now_ms = self._clock.wall_ms()
+        values = [
+            CommittedOffset(
+                offset=commit.offset,
+                leader_epoch=commit.leader_epoch,
+                metadata=commit.metadata,
+                commit_timestamp_ms=now_ms,
+                expire_timestamp_ms=expire_timestamp_ms,
+                # A record that carries an expiry has no room for the topic's id.
+                topic_id=commit.topic_id if expire_timestamp_ms < 0 else ZERO_UUID,
+            )
+            for commit in commits
+        ]
+
+        def apply(base_offset: int) -> None:
+            for position, (commit, value) in enumerate(zip(commits, values, strict=True)):
+                self._put_offset(
+                    group_id, commit.topic, commit.partition, replace(value, record_offset=base_offset + position)
+                )
+            self._commit_ended(group_id)
+
+        entries = [
+            (records.offset_key(group_id, commit.topic, commit.partition), records.offset_value(value))
+            for commit, value in zip(commits, values, strict=True)
+        ]
+        self._uncommitted[group_id] += 1
+        await self._in_time(self._write_later(entries, apply, lambda: self._commit_ended(group_id)))
+
+    def _commit_ended(self, group_id: str) -> None:
+        self._uncommitted[group_id] -= 1
+        if not self._uncommitted[group_id]:
+            del self._uncommitted[group_id]
+
+    async def settled(self) -> None:
+        """Return when everything written so far is durable and visible (a fetch that requires stable offsets)."""
+        if self._writes:
+            done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            last = self._writes[-1]
+            self._queue(_Write(last.base_offset, last.last_offset, lambda _: _finish(done), lambda e: _fail(done, e)))
+            done.add_done_callback(_look_at)
+            await self._in_time(done)
+
+    async def remove_offsets(self, group_id: str, partitions: Iterable[tuple[str, int]]) -> None:
+        """Delete committed offsets, durably."""
+        await self._remove(group_id, list(partitions), None)
+
+    async def delete_group(self, group_id: str) -> None:
+        """Delete an empty group and its offsets, durably; until then nobody can join it."""
+        group = self.groups.get(group_id)
+        if group is None or group.state is GroupState.DEAD:
+            raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND, f"group {group_id} not found")
+        if group.state is not GroupState.EMPTY:
+            raise ApiError(ErrorCode.NON_EMPTY_GROUP, f"group {group_id} has members")
+        await self._remove(group_id, self._all_offsets(group_id), group)
+
+    async def forget_topics(self, topics: dict[str, UUID]) -> None:
+        """Delete every group's offsets of topics that are gone, as far as they were committed for those topics."""
+        await self.settled()
+        for topic, topic_id in topics.items():
+            partitions: dict[str, list[tuple[str, int]]] = {}
+            for group_id, partition, committed in self.offsets.of_topic(topic):
+                if committed.belongs_to(topic_id):
+                    partitions.setdefault(group_id, []).append((topic, partition))
+            for group_id, gone in partitions.items():
+                await self._remove(group_id, gone, None)
+
+    async def expire(self) -> None:
+        """Delete what has outlived its retention: offsets, and groups that have neither members nor offsets left."""
+        for count, group_id in enumerate(list(self.groups), 1):
+            group = self.groups.get(group_id)
+            if group is None or group.state is GroupState.DEAD or group_id in self._uncommitted:
+                continue
+            if self.state is not ShardState.ACTIVE:
+                return
+            held = self.offsets.of_group(group_id)
+            gone = offsets.expired(group, held, self._clock.wall_ms(), self._settings.offsets_retention_ms)
+            is_over = group.is_idle and len(gone) == sum(map(len, held.values()))
+            if gone or is_over:
+                await self._remove(group_id, gone, group if is_over else None)
+            if count % _EXPIRED_PER_SLICE == 0:
+                await breathe()
+
+    # Writing
+
+    async def _remove(self, group_id: str, gone: list[tuple[str, int]], group: ClassicGroup | None) -> None:
+        """Write tombstones for offsets and, at the end, for the group itself; all are appended before the first wait.
+
+        Otherwise a commit could slip in between the decision and its tombstone, and be lost.
+        """
+        pending: list[asyncio.Future[None]] = []
+        for start in range(0, len(gone), _TOMBSTONES_PER_BATCH):
+            part = gone[start : start + _TOMBSTONES_PER_BATCH]
+
+            def apply(_: int, part: list[tuple[str, int]] = part) -> None:
+                for topic, partition in part:
+                    self.offsets.remove(group_id, topic, partition)
+
+            keys = [records.offset_key(group_id, topic, partition) for topic, partition in part]
+            pending.append(self._write_later([(key, None) for key in keys], apply))
+        if group is not None:
+            empty_since_ms = group.state_timestamp_ms
+            self._forget_pending(group)
+            group.move_to(GroupState.DEAD, self._clock.wall_ms())
+
+            def revive() -> None:
+                if self.state is ShardState.ACTIVE:
+                    group.move_to(GroupState.EMPTY, empty_since_ms)
+
+            tombstone = [(records.group_key(group_id), None)]
+            pending.append(self._write_later(tombstone, lambda _: self._drop_group(group_id, group), revive))
+        for done in pending:
+            await self._in_time(done)
+
+    def _drop_group(self, group_id: str, group: ClassicGroup) -> None:
+        if self.groups.get(group_id) is group:
+            del self.groups[group_id]
+        if self.offsets.of_group(group_id):
+            # Committed between the decision and the tombstone: what is left is a simple group, as a replay finds it.
+            self.groups[group_id] = ClassicGroup(group_id)
+
+    def _forget_pending(self, group: ClassicGroup) -> None:
+        for member_id in group.pending_join:
+            self._timers.cancel((group.group_id, TimerKey(TimerKind.SESSION, member_id)))
+        group.pending_join.clear()
+
+    def _all_offsets(self, group_id: str) -> list[tuple[str, int]]:
+        return [(topic, each) for topic, partitions in self.offsets.of_group(group_id).items() for each in partitions]
+
+    def _write_later(
+        self,
+        entries: Sequence[Entry],
+        apply: Callable[[int], None],
+        undo: Callable[[], None] | None = None,
+    ) -> asyncio.Future[None]:
+        """Append now; the future is done when the change has taken effect, or carries the ApiError that prevents it."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        # Who waits may be cancelled or may have failed at an earlier one: an error nobody asks for is no news.
+        done.add_done_callback(_look_at)
+
+        def apply_and_answer(base_offset: int) -> None:
+            apply(base_offset)
+            _finish(done)
+
+        def undo_and_answer(error: ErrorCode) -> None:
+            if undo is not None:
+                undo()
+            _fail(done, error)
+
+        self._write(entries, apply_and_answer, undo_and_answer)
+        return done
+
+    async def _in_time(self, done: asyncio.Future[None]) -> None:
+        # Only the waiting has a timeout: a write that becomes durable later takes effect all the same.
+        timer = self._clock.call_later(
+            self._settings.offsets_commit_timeout_ms / 1000,
+            lambda: _fail(done, ErrorCode.COORDINATOR_NOT_AVAILABLE),
+        )
+        try:
+            await done
+        finally:
+            timer.cancel()
+
+    def _write(
+        self, entries: Sequence[Entry], apply: Callable[[int], None], fail: Callable[[ErrorCode], None]
+    ) -> None:
+        """Append now; apply when durable. A failure, now or later, is reported once."""
+        try:
+            if self.state is not ShardState.ACTIVE:
+                raise ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            appended = self._topic.append(self.index, entries, self._clock.wall_ms())
+        except ApiError as error:
+            fail(_WRITE_ERRORS.get(error.code, error.code))
+        except StorageError:
+            fail(ErrorCode.NOT_COORDINATOR)
+        else:
+            self._queue(_Write(appended.base_offset, appended.last_offset, apply, fail))
+
+    def _queue(self, write: _Write) -> None:
+        self._writes.append(write)
+        self._written.set()
+
+    async def _confirm_writes(self) -> None:
+        while self.state is ShardState.ACTIVE:
+            if not self._writes:
+                self._written.clear()
+                await self._written.wait()
+                continue
+            await self._topic.wait_committed(self.index, self._writes[0].last_offset)
+            if self._writes:
+                write = self._writes.popleft()
+                write.apply(write.base_offset)
+
+    def _put_offset(self, group_id: str, topic: str, partition: int, committed: CommittedOffset) -> None:
+        if group_id not in self.groups:
+            # Commits without membership make a simple group, which has no record of its own.
+            self.groups[group_id] = ClassicGroup(group_id)
+        self.offsets.put(group_id, topic, partition, committed)
+
+    # Effects
+
+    def _perform(self, group: ClassicGroup, effects: Sequence[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case AnswerJoin(ticket, join_result):
+                    _answer(self._parked_joins.pop(ticket, None), join_result)
+                case AnswerSync(ticket, sync_result):
+                    _answer(self._parked_syncs.pop(ticket, None), sync_result)
+                case SetTimer(key, delay_ms):
+                    self._timers.set((group.group_id, key), delay_ms)
+                case CancelTimer(key):
+                    self._timers.cancel((group.group_id, key))
+                case Store(stored_group, token):
+                    self._store(group, stored_group, token)
+
+    def _store(self, group: ClassicGroup, stored_group: StoredGroup, token: int | None) -> None:
+        deadline = self._clock.call_later(
+            self._settings.offsets_commit_timeout_ms / 1000,
+            lambda: self._stored(group, token, ErrorCode.COORDINATOR_NOT_AVAILABLE),
+        )
+
+        def report(error: ErrorCode) -> None:
+            deadline.cancel()
+            too_large = error is ErrorCode.INVALID_COMMIT_OFFSET_SIZE
+            self._stored(group, token, ErrorCode.UNKNOWN_SERVER_ERROR if too_large else error)
+
+        self._write(
+            [(records.group_key(group.group_id), records.group_value(stored_group))],
+            lambda _: report(ErrorCode.NONE),
+            report,
+        )
+
+    def _stored(self, group: ClassicGroup, token: int | None, error: ErrorCode) -> None:
+        if error is not ErrorCode.NONE:
+            log.warning("the record of %r was not written: %s", group, error.name)
+        if token is not None:
+            self._perform(group, classic.stored(group, token, error, self._settings, self._clock.wall_ms()))
+
+    def _timer_fired(self, key: tuple[str, TimerKey]) -> None:
+        group = self.groups.get(key[0])
+        if group is not None:
+            self._perform(group, classic.timer_fired(group, key[1], self._settings, self._clock.wall_ms()))
+
+    def _ticket(self) -> int:
+        self._next_ticket += 1
+        return self._next_ticket
+
+
+def _answer(parked: asyncio.Future[JoinResult] | asyncio.Future[SyncResult] | None, result: object) -> None:
+    # The client may have hung up, which cancelled the future: its membership goes on without it.
+    if parked is not None and not parked.done():
+        parked.set_result(result)  # type: ignore[arg-type]
+
+
+def _finish(done: asyncio.Future[None]) -> None:
+    if not done.done():
+        done.set_result(None)
+
+
+def _fail(done: asyncio.Future[None], error: ErrorCode) -> None:
+    if not done.done():
+        done.set_exception(ApiError(error))
+
+
+def _look_at(done: asyncio.Future[None]) -> None:
+    if not done.cancelled():
+        done.exception()

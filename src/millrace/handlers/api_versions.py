@@ -1,0 +1,49 @@
+"""ApiVersions: what this broker speaks, read from the registry."""
+
+from __future__ import annotations
+
+import functools
+import re
+
+from millrace.errors import ErrorCode
+from millrace.handlers import registry
+from millrace.handlers.context import RequestContext
+from millrace.handlers.registry import Buffers, api
+from millrace.wire.frame import encode_response
+from millrace.wire.keys import ApiKey
+from millrace.wire.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
+
+_SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?\Z")
+
+
+@api(ApiKey.API_VERSIONS, ApiVersionsRequest, "0-4")
+def api_versions(context: RequestContext, request: ApiVersionsRequest) -> ApiVersionsResponse:
+    """List every served API key with its versions.
+
+    The response header is always v0, and a version we do not know is answered in v0 with UNSUPPORTED_VERSION and the
+    list (KIP-511), so that a newer client can choose again. From v3 on a client names its software, and a name that
+    could not be printed in a log is refused with INVALID_REQUEST.
+
+    Not done: features (KIP-584); none is declared.
+    """
+    if context.version >= 3:
+        for text in (request.client_software_name, request.client_software_version):
+            if not _SOFTWARE.match(text):
+                return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
+    return ApiVersionsResponse(api_keys=_listed())
+
+
+def unsupported(correlation_id: int) -> Buffers:
+    """The answer to an ApiVersions request whose version we do not know."""
+    response = ApiVersionsResponse(error_code=ErrorCode.UNSUPPORTED_VERSION, api_keys=_listed())
+    return (encode_response(correlation_id, 0, response),)
+
+
+@functools.cache
+def _listed() -> list[ApiVersionsResponse.ApiVersion]:
+    return [
+        ApiVersionsResponse.ApiVersion(
+            api_key=served.key, min_version=served.advertised_min, max_version=served.max_version
+        )
+        for served in registry.served()
+    ]

@@ -1,0 +1,296 @@
+"""Metadata, DescribeCluster and DescribeTopicPartitions: who is there and who leads what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from millrace.cluster.image import BrokerImage, ClusterImage, TopicImage
+from millrace.errors import ApiError, ErrorCode
+from millrace.handlers.context import RequestContext
+from millrace.handlers.registry import api
+from millrace.metadata.deltas import PartitionState
+from millrace.model import INTERNAL_TOPICS, NO_BROKER, ZERO_UUID, invalid_topic_name_reason
+from millrace.wire.keys import ApiKey
+from millrace.wire.messages.cluster import (
+    DescribeClusterRequest,
+    DescribeClusterResponse,
+    DescribeTopicPartitionsRequest,
+    DescribeTopicPartitionsResponse,
+    MetadataRequest,
+    MetadataResponse,
+)
+
+# Without an authorizer everybody may do everything: one bit per operation that makes sense for the resource, the bit's
+# number being the operation's code in Kafka's ACLs.
+TOPIC_OPERATIONS: Final = sum(1 << code for code in (3, 4, 5, 6, 7, 8, 10, 11))
+CLUSTER_OPERATIONS: Final = sum(1 << code for code in (5, 7, 8, 9, 10, 11, 12))
+
+_BROKER_ENDPOINTS: Final = 1
+_CONTROLLER_ENDPOINTS: Final = 2
+
+_Topic = MetadataResponse.MetadataResponseTopic
+_Partition = MetadataResponse.MetadataResponsePartition
+
+
+@api(ApiKey.METADATA, MetadataRequest, "0-13")
+async def metadata(context: RequestContext, request: MetadataRequest) -> MetadataResponse:
+    """The brokers, the controller, and topics with their leaders, replicas and in-sync replicas.
+
+    Unknown topics are created if both `auto.create.topics.enable` and the request allow it; the answer then already
+    has the new topic, where Kafka first answers LEADER_NOT_AVAILABLE.
+
+    Versions: all topics are an empty list in v0 and null later. Before v4 the request always allows creation. v8-10
+    may ask for the operations allowed on the cluster. Topic ids are answered from v10 and accepted from v12. A leader
+    without the listener of this connection is LEADER_NOT_AVAILABLE before v6 and LISTENER_NOT_FOUND from then on.
+
+    Not done: authorization; without it every operation is allowed. No REBOOTSTRAP_REQUIRED (v13).
+    """
+    wanted = request.topics
+    if wanted is None or (context.version == 0 and not wanted):
+        topics = [_topic(context, topic) for topic in context.broker.image.topics.values()]
+    elif problems := _misuse_of_ids(context.version, wanted):
+        topics = problems
+    elif any(topic.topic_id != ZERO_UUID for topic in wanted):
+        topics = _topics_by_id(context, wanted)
+    else:
+        names = list(dict.fromkeys(topic.name or "" for topic in wanted))
+        topics = await _topics_by_name(context, names, may_create=request.allow_auto_topic_creation)
+    if request.include_topic_authorized_operations:
+        for topic in topics:
+            topic.topic_authorized_operations = TOPIC_OPERATIONS
+    image = context.broker.image
+    response = MetadataResponse(
+        brokers=[
+            MetadataResponse.MetadataResponseBroker(node_id=broker.broker_id, host=host, port=port, rack=broker.rack)
+            for broker, host, port in _reachable(context, image.live_brokers)
+        ],
+        cluster_id=image.cluster_id,
+        controller_id=_controller(image),
+        topics=topics,
+    )
+    if request.include_cluster_authorized_operations:
+        response.cluster_authorized_operations = CLUSTER_OPERATIONS
+    return response
+
+
+def _misuse_of_ids(version: int, wanted: Sequence[MetadataRequest.MetadataRequestTopic]) -> list[_Topic]:
+    """v10 and v11 have the fields for ids but no meaning for them, and then Kafka refuses the request."""
+    if version >= 12 or all(topic.name is not None and topic.topic_id == ZERO_UUID for topic in wanted):
+        return []
+    return [
+        _Topic(error_code=ErrorCode.INVALID_REQUEST, name=topic.name or "", topic_id=topic.topic_id) for topic in wanted
+    ]
+
+
+def _topics_by_id(context: RequestContext, wanted: Sequence[MetadataRequest.MetadataRequestTopic]) -> list[_Topic]:
+    answers = []
+    for topic_id in dict.fromkeys(topic.topic_id for topic in wanted if topic.topic_id != ZERO_UUID):
+        topic = context.broker.image.topics_by_id.get(topic_id)
+        if topic is None:
+            answers.append(_Topic(error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=None, topic_id=topic_id))
+        else:
+            answers.append(_topic(context, topic))
+    return answers
+
+
+async def _topics_by_name(context: RequestContext, names: Sequence[str], *, may_create: bool) -> list[_Topic]:
+    broker = context.broker
+    missing = [name for name in names if name not in broker.image.topics]
+    errors: dict[str, ErrorCode] = {}
+    if missing and may_create and broker.config.get_bool("auto.create.topics.enable"):
+        try:
+            outcomes = await broker.controller.ensure_topics(missing)
+            errors = {outcome.name or "": outcome.error.code for outcome in outcomes if outcome.error is not None}
+        except ApiError:
+            pass  # nothing was created; the client hears that the topics are unknown and asks again
+    image = broker.image
+    answers = []
+    for name in names:
+        topic = image.topic(name)
+        if topic is not None:
+            answers.append(_topic(context, topic))
+            continue
+        wrong_name = invalid_topic_name_reason(name) is not None
+        unknown = ErrorCode.INVALID_TOPIC_EXCEPTION if wrong_name else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        answers.append(_Topic(error_code=errors.get(name, unknown), name=name, is_internal=name in INTERNAL_TOPICS))
+    return answers
+
+
+def _topic(context: RequestContext, topic: TopicImage) -> _Topic:
+    return _Topic(
+        name=topic.name,
+        topic_id=topic.topic_id,
+        is_internal=topic.internal,
+        partitions=[_partition(context, index, state) for index, state in enumerate(topic.partitions)],
+    )
+
+
+def _partition(context: RequestContext, index: int, state: PartitionState) -> _Partition:
+    image = context.broker.image
+    replicas, isr = list(state.replicas), list(state.isr)
+    offline = [broker_id for broker_id in replicas if not image.is_live(broker_id)]
+    error, leader = _leader(context, state)
+    if context.version == 0 and offline:
+        # The first version had no list of offline replicas, so it leaves them out and says so.
+        replicas = [broker_id for broker_id in replicas if broker_id not in offline]
+        isr = [broker_id for broker_id in isr if broker_id not in offline]
+        error = error or ErrorCode.REPLICA_NOT_AVAILABLE
+    return _Partition(
+        error_code=error,
+        partition_index=index,
+        leader_id=leader,
+        leader_epoch=state.leader_epoch,
+        replica_nodes=replicas,
+        isr_nodes=isr,
+        offline_replicas=offline,
+    )
+
+
+def _leader(context: RequestContext, state: PartitionState) -> tuple[ErrorCode, int]:
+    """The leader as a client of this listener can use it, and what is wrong where it cannot."""
+    image = context.broker.image
+    broker = image.brokers.get(state.leader)
+    if broker is None or broker.fenced:
+        return ErrorCode.LEADER_NOT_AVAILABLE, NO_BROKER
+    if broker.broker_id != context.broker.broker_id and broker.endpoint(context.listener) is None:
+        listeners_known = context.version >= 6
+        return (ErrorCode.LISTENER_NOT_FOUND if listeners_known else ErrorCode.LEADER_NOT_AVAILABLE), NO_BROKER
+    return ErrorCode.NONE, state.leader
+
+
+def _reachable(context: RequestContext, brokers: Iterable[BrokerImage]) -> list[tuple[BrokerImage, str, int]]:
+    """Those brokers that have the listener of this connection, with their addresses on it."""
+    found = []
+    for broker in brokers:
+        if broker.broker_id == context.broker.broker_id:
+            found.append((broker, *context.broker.advertised(context.listener)))
+        elif (endpoint := broker.endpoint(context.listener)) is not None:
+            found.append((broker, endpoint.host, endpoint.port))
+    return found
+
+
+def _controller(image: ClusterImage) -> int:
+    return image.controller_id if image.is_live(image.controller_id) else NO_BROKER
+
+
+@api(ApiKey.DESCRIBE_CLUSTER, DescribeClusterRequest, "0-2")
+def describe_cluster(context: RequestContext, request: DescribeClusterRequest) -> DescribeClusterResponse:
+    """The cluster's id, its controller and its brokers.
+
+    Versions: v1 can ask for controllers instead of brokers (KIP-919), which have no endpoints of their own here:
+    MISMATCHED_ENDPOINT_TYPE. v2 can ask for fenced brokers too.
+
+    Not done: authorization; without it every operation is allowed.
+    """
+    if request.endpoint_type != _BROKER_ENDPOINTS:
+        known = request.endpoint_type == _CONTROLLER_ENDPOINTS
+        code = ErrorCode.MISMATCHED_ENDPOINT_TYPE if known else ErrorCode.UNSUPPORTED_ENDPOINT_TYPE
+        return DescribeClusterResponse(error_code=code, error_message="only brokers have endpoints here")
+    image = context.broker.image
+    everybody = [image.brokers[broker_id] for broker_id in sorted(image.brokers)]
+    brokers = everybody if request.include_fenced_brokers else image.live_brokers
+    response = DescribeClusterResponse(
+        endpoint_type=request.endpoint_type,
+        cluster_id=image.cluster_id,
+        controller_id=_controller(image),
+        brokers=[
+            DescribeClusterResponse.DescribeClusterBroker(
+                broker_id=broker.broker_id, host=host, port=port, rack=broker.rack, is_fenced=broker.fenced
+            )
+            for broker, host, port in _reachable(context, brokers)
+        ],
+    )
+    if request.include_cluster_authorized_operations:
+        response.cluster_authorized_operations = CLUSTER_OPERATIONS
+    return response
+
+
+@api(ApiKey.DESCRIBE_TOPIC_PARTITIONS, DescribeTopicPartitionsRequest, "0")
+def describe_topic_partitions(
+    context: RequestContext, request: DescribeTopicPartitionsRequest
+) -> DescribeTopicPartitionsResponse:
+    """The partitions of topics, or of all topics, page by page in the order of their names (KIP-966).
+
+    A page holds at most `response_partition_limit` partitions, and never more than `max.request.partition.size.limit`;
+    `next_cursor` says where the next page begins. Topics before the cursor are left out.
+
+    Not done: eligible leader replicas, which are answered as none; authorization.
+    """
+    answer = _Page(context, _page_limit(context, request.response_partition_limit))
+    cursor = request.cursor
+    if cursor is not None and cursor.partition_index < 0:
+        names = [topic.name for topic in request.topics]
+        return DescribeTopicPartitionsResponse(topics=[_unknown(name, ErrorCode.INVALID_REQUEST) for name in names])
+    image = context.broker.image
+    names = sorted({topic.name for topic in request.topics} or image.topics)
+    for name in names:
+        first = 0
+        if cursor is not None:
+            if name < cursor.topic_name:
+                continue
+            first = cursor.partition_index if name == cursor.topic_name else 0
+        if not answer.add(name, image.topic(name), first):
+            break
+    return DescribeTopicPartitionsResponse(topics=answer.topics, next_cursor=answer.next_cursor)
+
+
+def _page_limit(context: RequestContext, asked: int) -> int:
+    return max(1, min(asked, context.broker.config.get_int("max.request.partition.size.limit")))
+
+
+def _unknown(name: str, code: ErrorCode) -> DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponseTopic:
+    return DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponseTopic(
+        error_code=code, name=name, is_internal=name in INTERNAL_TOPICS, topic_authorized_operations=TOPIC_OPERATIONS
+    )
+
+
+class _Page:
+    """A page being filled."""
+
+    def __init__(self, context: RequestContext, limit: int) -> None:
+        self.topics: list[DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponseTopic] = []
+        self.next_cursor: DescribeTopicPartitionsResponse.Cursor | None = None
+        self._context = context
+        self._left = limit
+
+    def add(self, name: str, topic: TopicImage | None, first: int) -> bool:
+        """Add what fits of a topic from partition `first`; False when the page is full and the rest must wait."""
+        if topic is None:
+            bad_name = invalid_topic_name_reason(name) is not None
+            code = ErrorCode.INVALID_TOPIC_EXCEPTION if bad_name else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            self.topics.append(_unknown(name, code))
+            return True
+        end = min(len(topic.partitions), first + self._left)
+        if end > first or not topic.partitions[first:]:
+            self.topics.append(
+                DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponseTopic(
+                    name=name,
+                    topic_id=topic.topic_id,
+                    is_internal=topic.internal,
+                    topic_authorized_operations=TOPIC_OPERATIONS,
+                    partitions=[self._partition(index, topic.partitions[index]) for index in range(first, end)],
+                )
+            )
+            self._left -= max(end - first, 0)
+        if end < len(topic.partitions):
+            self.next_cursor = DescribeTopicPartitionsResponse.Cursor(topic_name=name, partition_index=end)
+            return False
+        return True
+
+    def _partition(
+        self, index: int, state: PartitionState
+    ) -> DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponsePartition:
+        image = self._context.broker.image
+        leader = state.leader if image.is_live(state.leader) else NO_BROKER
+        return DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponsePartition(
+            error_code=ErrorCode.NONE if leader == state.leader else ErrorCode.LEADER_NOT_AVAILABLE,
+            partition_index=index,
+            leader_id=leader,
+            leader_epoch=state.leader_epoch,
+            replica_nodes=list(state.replicas),
+            isr_nodes=list(state.isr),
+            eligible_leader_replicas=[],
+            last_known_elr=[],
+            offline_replicas=[broker_id for broker_id in state.replicas if not image.is_live(broker_id)],
+        )

@@ -1,0 +1,302 @@
+"""DescribeConfigs, AlterConfigs, IncrementalAlterConfigs and ListConfigResources.
+
+What a setting is and where its value comes from is in `config`; what may change is in `cluster.planning`. Broker
+loggers are Python's loggers: their levels are not metadata, so they are read and set here and forgotten at a restart.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
+
+from millrace.cluster.planning import AlterOp, ConfigAlteration
+from millrace.config import (
+    ConfigEntry,
+    ConfigSource,
+    Kind,
+    describe_broker,
+    describe_broker_defaults,
+    describe_client_metrics,
+    describe_group,
+    describe_topic,
+)
+from millrace.errors import ApiError, ErrorCode
+from millrace.handlers.context import RequestContext
+from millrace.handlers.registry import api
+from millrace.metadata.deltas import ResourceType
+from millrace.model import invalid_topic_name_reason
+from millrace.wire.keys import ApiKey
+from millrace.wire.messages.configs import (
+    AlterConfigsRequest,
+    AlterConfigsResponse,
+    DescribeConfigsRequest,
+    DescribeConfigsResponse,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResponse,
+    ListConfigResourcesRequest,
+    ListConfigResourcesResponse,
+)
+
+_ROOT_LOGGER: Final = "root"
+_LEVELS: Final = {
+    "TRACE": logging.DEBUG,
+    "DEBUG": logging.DEBUG,
+    "INFO": logging.INFO,
+    "WARN": logging.WARNING,
+    "ERROR": logging.ERROR,
+    "FATAL": logging.CRITICAL,
+}
+
+T = TypeVar("T")
+
+
+@api(ApiKey.DESCRIBE_CONFIGS, DescribeConfigsRequest, "1-4")
+def describe_configs(context: RequestContext, request: DescribeConfigsRequest) -> DescribeConfigsResponse:
+    """Every setting of topics, this broker, groups and client-metrics subscriptions, with value and source.
+
+    Synonyms (all places where a value was found, best first) and documentation come when asked for; secrets never.
+    The broker named '' stands for what was set dynamically for all brokers, and only that is listed. Broker loggers
+    answer the levels of Python's loggers.
+
+    Versions: v3 adds types and documentation.
+
+    Not done: authorization. A broker answers only for itself, as in Kafka (INVALID_REQUEST for another id).
+    """
+    results = []
+    for resource in request.resources:
+        result = DescribeConfigsResponse.DescribeConfigsResult(
+            resource_type=resource.resource_type, resource_name=resource.resource_name, error_message=None
+        )
+        try:
+            wanted = resource.configuration_keys
+            result.configs = [
+                _entry(entry, synonyms=request.include_synonyms, documentation=request.include_documentation)
+                for entry in _describe(context, resource.resource_type, resource.resource_name)
+                if not wanted or entry.name in wanted
+            ]
+        except ApiError as error:
+            result.error_code, result.error_message = error.code, error.message
+        results.append(result)
+    return DescribeConfigsResponse(results=results)
+
+
+def _entry(
+    entry: ConfigEntry, *, synonyms: bool, documentation: bool
+) -> DescribeConfigsResponse.DescribeConfigsResourceResult:
+    return DescribeConfigsResponse.DescribeConfigsResourceResult(
+        name=entry.name,
+        value=entry.value,
+        read_only=entry.read_only,
+        config_source=entry.source,
+        is_sensitive=entry.sensitive,
+        config_type=entry.kind,
+        documentation=entry.documentation if documentation else None,
+        synonyms=[
+            DescribeConfigsResponse.DescribeConfigsSynonym(
+                name=synonym.name, value=synonym.value, source=synonym.source
+            )
+            for synonym in (entry.synonyms if synonyms else ())
+        ],
+    )
+
+
+def _describe(context: RequestContext, resource_type: int, name: str) -> list[ConfigEntry]:
+    image, config = context.broker.image, context.broker.config
+    if resource_type == ResourceType.TOPIC:
+        reason = invalid_topic_name_reason(name)
+        if reason is not None:
+            raise ApiError(ErrorCode.INVALID_TOPIC_EXCEPTION, reason)
+        if name not in image.topics:
+            raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name}")
+        return describe_topic(image.topic_overrides(name), config)
+    if resource_type == ResourceType.BROKER:
+        if not name:
+            return describe_broker_defaults(config)
+        _check_own_id(context, name)
+        return describe_broker(config)
+    if resource_type == ResourceType.BROKER_LOGGER:
+        _check_own_id(context, name)
+        return _describe_loggers()
+    if resource_type in (ResourceType.GROUP, ResourceType.CLIENT_METRICS):
+        if not name:
+            raise ApiError(ErrorCode.INVALID_REQUEST, "the resource has no name")
+        kind = ResourceType(resource_type)
+        describe = describe_group if kind is ResourceType.GROUP else describe_client_metrics
+        return describe(image.config(kind, name), config)
+    raise ApiError(ErrorCode.INVALID_REQUEST, f"there are no resources of type {resource_type}")
+
+
+def _check_own_id(context: RequestContext, name: str) -> None:
+    own = str(context.broker.broker_id)
+    if name != own:
+        raise ApiError(ErrorCode.INVALID_REQUEST, f"this is broker {own}, the request is for {name[:20]!r}")
+
+
+@api(ApiKey.ALTER_CONFIGS, AlterConfigsRequest, "0-2")
+async def alter_configs(context: RequestContext, request: AlterConfigsRequest) -> AlterConfigsResponse:
+    """Replace all settings of resources: what is not named goes back to its default. Superseded by the next one.
+
+    A resource fails as a whole or not at all; `validate_only` changes nothing.
+
+    Not done: authorization, alter.config.policy.class.name. Broker loggers are refused, as in Kafka.
+    """
+    alterations = [
+        ConfigAlteration(
+            resource.resource_type,
+            resource.resource_name,
+            tuple((config.name, AlterOp.SET, config.value) for config in resource.configs),
+            replace_all=True,
+        )
+        for resource in request.resources
+    ]
+    errors = await _alter(context, alterations, validate_only=request.validate_only)
+    return AlterConfigsResponse(
+        responses=_responses(AlterConfigsResponse.AlterConfigsResourceResponse, alterations, errors)
+    )
+
+
+@api(ApiKey.INCREMENTAL_ALTER_CONFIGS, IncrementalAlterConfigsRequest, "0-1")
+async def incremental_alter_configs(
+    context: RequestContext, request: IncrementalAlterConfigsRequest
+) -> IncrementalAlterConfigsResponse:
+    """Set, delete, append to or subtract from single settings; the others stay (KIP-339).
+
+    Append and subtract work on lists, starting from the default where nothing is set. A resource fails as a whole or
+    not at all; `validate_only` changes nothing. Settings of topics, groups, client-metrics subscriptions, one broker
+    or all of them ('') are metadata; the levels of broker loggers hold until the broker stops.
+
+    Not done: authorization, alter.config.policy.class.name.
+    """
+    alterations = [
+        ConfigAlteration(
+            resource.resource_type,
+            resource.resource_name,
+            tuple((config.name, config.config_operation, config.value) for config in resource.configs),
+        )
+        for resource in request.resources
+    ]
+    loggers = [alteration for alteration in alterations if alteration.resource_type == ResourceType.BROKER_LOGGER]
+    others = [alteration for alteration in alterations if alteration.resource_type != ResourceType.BROKER_LOGGER]
+    errors = {
+        id(alteration): _alter_loggers(context, alteration, validate_only=request.validate_only)
+        for alteration in loggers
+    }
+    altered = await _alter(context, others, validate_only=request.validate_only)
+    errors.update((id(alteration), error) for alteration, error in zip(others, altered, strict=True))
+    return IncrementalAlterConfigsResponse(
+        responses=_responses(
+            IncrementalAlterConfigsResponse.AlterConfigsResourceResponse,
+            alterations,
+            [errors[id(alteration)] for alteration in alterations],
+        )
+    )
+
+
+async def _alter(
+    context: RequestContext, alterations: Sequence[ConfigAlteration], *, validate_only: bool
+) -> Sequence[ApiError | None]:
+    if not alterations:
+        return []
+    try:
+        return await context.broker.controller.alter_configs(alterations, validate_only=validate_only)
+    except ApiError as error:
+        return [error] * len(alterations)
+
+
+def _responses(
+    make: Callable[..., T], alterations: Sequence[ConfigAlteration], errors: Sequence[ApiError | None]
+) -> list[T]:
+    return [
+        make(
+            error_code=ErrorCode.NONE if error is None else error.code,
+            error_message=None if error is None else error.message,
+            resource_type=alteration.resource_type,
+            resource_name=alteration.name,
+        )
+        for alteration, error in zip(alterations, errors, strict=True)
+    ]
+
+
+@api(ApiKey.LIST_CONFIG_RESOURCES, ListConfigResourcesRequest, "0-1")
+def list_config_resources(context: RequestContext, request: ListConfigResourcesRequest) -> ListConfigResourcesResponse:
+    """The names of all resources that have settings: topics, brokers, their loggers, groups and subscriptions.
+
+    Of groups and client-metrics subscriptions, those that were given a setting.
+
+    Versions: v0 knows only client-metrics subscriptions; v1 takes the types wanted, none meaning all (KIP-1142).
+
+    Not done: authorization.
+    """
+    supported = [ResourceType.CLIENT_METRICS] if context.version == 0 else list(ResourceType)
+    wanted = request.resource_types or [int(kind) for kind in supported]
+    if any(kind not in supported for kind in wanted):
+        return ListConfigResourcesResponse(error_code=ErrorCode.UNSUPPORTED_VERSION)
+    image = context.broker.image
+    names: dict[ResourceType, list[str]] = {
+        ResourceType.GROUP: sorted(name for kind, name in image.configs if kind is ResourceType.GROUP),
+        ResourceType.CLIENT_METRICS: sorted(
+            name for kind, name in image.configs if kind is ResourceType.CLIENT_METRICS
+        ),
+        ResourceType.BROKER_LOGGER: [str(broker_id) for broker_id in sorted(image.brokers)],
+        ResourceType.BROKER: [str(broker_id) for broker_id in sorted(image.brokers)],
+        ResourceType.TOPIC: sorted(image.topics),
+    }
+    return ListConfigResourcesResponse(
+        config_resources=[
+            ListConfigResourcesResponse.ConfigResource(resource_name=name, resource_type=kind)
+            for kind, found in names.items()
+            if kind in wanted
+            for name in found
+        ]
+    )
+
+
+# --- loggers ----------------------------------------------------------------------------------------------------------
+
+
+def _loggers() -> dict[str, logging.Logger]:
+    ours = sorted(name for name in logging.root.manager.loggerDict if name.split(".")[0] == "millrace")
+    return {_ROOT_LOGGER: logging.root} | {name: logging.getLogger(name) for name in ours}
+
+
+def _describe_loggers() -> list[ConfigEntry]:
+    names = {level: name for name, level in _LEVELS.items()}  # DEBUG, not TRACE: the later one wins
+    return [
+        ConfigEntry(
+            name=name,
+            value=names.get(logger.getEffectiveLevel(), "INFO"),
+            source=ConfigSource.DYNAMIC_BROKER_LOGGER_CONFIG,
+            kind=Kind.STRING,
+            read_only=False,
+            sensitive=False,
+            synonyms=(),
+            documentation="",
+        )
+        for name, logger in _loggers().items()
+    ]
+
+
+def _alter_loggers(context: RequestContext, alteration: ConfigAlteration, *, validate_only: bool) -> ApiError | None:
+    try:
+        _check_own_id(context, alteration.name)
+        loggers = _loggers()
+        levels: list[tuple[logging.Logger, int]] = []
+        for name, operation, value in alteration.operations:
+            if name not in loggers:
+                raise ApiError(ErrorCode.INVALID_CONFIG, f"there is no logger {name[:100]!r}")
+            if operation == AlterOp.DELETE and name != _ROOT_LOGGER:
+                levels.append((loggers[name], logging.NOTSET))
+            elif operation == AlterOp.SET and (value or "").upper() in _LEVELS:
+                levels.append((loggers[name], _LEVELS[(value or "").upper()]))
+            else:
+                text = f"{name}: set it to one of {', '.join(_LEVELS)}, or delete the level of any logger but root"
+                raise ApiError(
+                    ErrorCode.INVALID_CONFIG if operation == AlterOp.SET else ErrorCode.INVALID_REQUEST, text
+                )
+    except ApiError as error:
+        return error
+    if not validate_only:
+        for logger, level in levels:
+            logger.setLevel(level)
+    return None

@@ -1,0 +1,61 @@
+"""What a handler is given: the request's header, who asked, and the broker's services. No logic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from millrace.clock import Clock
+    from millrace.cluster.controller import Controller
+    from millrace.cluster.image import ClusterImage
+    from millrace.config import BrokerConfig
+    from millrace.groups.coordinator import GroupCoordinator
+    from millrace.handlers.fetch_sessions import FetchSessions
+    from millrace.replication.replicas import Replicas
+    from millrace.storage.logdirs import LogDirs
+    from millrace.transactions.producer_ids import ProducerIds
+    from millrace.wire.frame import RequestHeader
+
+
+@dataclass(slots=True)
+class Services:
+    """The parts of a running broker that handlers may use; joined in `millrace.broker` and nowhere else."""
+
+    config: BrokerConfig
+    clock: Clock
+    broker_id: int
+    controller: Controller
+    replicas: Replicas
+    groups: GroupCoordinator
+    log_dirs: LogDirs
+    fetch_sessions: FetchSessions
+    producer_ids: ProducerIds
+    advertised: Callable[[str], tuple[str, int]]
+    """The host and port that a client of the named listener is told to use."""
+
+    @property
+    def image(self) -> ClusterImage:
+        return self.controller.image
+
+    @property
+    def fetch_max_bytes(self) -> int:
+        return self.config.get_int("fetch.max.bytes")
+
+    @property
+    def cluster_id(self) -> str:
+        return self.controller.image.cluster_id
+
+
+@dataclass(slots=True)
+class RequestContext:
+    """One request as its handler sees it."""
+
+    broker: Services
+    header: RequestHeader
+    version: int
+    client_host: str
+    listener: str
+    principal: str = "User:ANONYMOUS"

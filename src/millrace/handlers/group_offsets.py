@@ -1,0 +1,258 @@
+"""OffsetCommit, OffsetFetch and OffsetDelete: where consumers have got to.
+
+Topics and partitions are checked against the cluster image here; who may commit, and when a commit counts, is the
+coordinator's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+from uuid import UUID
+
+from millrace.errors import ApiError, ErrorCode
+from millrace.groups.offsets import NO_OFFSET, CommittedOffset, TopicOffsets
+from millrace.groups.shard import OffsetToCommit
+from millrace.handlers.context import RequestContext
+from millrace.handlers.registry import api
+from millrace.model import ZERO_UUID
+from millrace.wire.keys import ApiKey
+from millrace.wire.messages.group_offsets import (
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+    OffsetDeleteRequest,
+    OffsetDeleteResponse,
+    OffsetFetchRequest,
+    OffsetFetchResponse,
+)
+
+_NOTHING: Final = CommittedOffset(NO_OFFSET)
+
+
+@api(ApiKey.OFFSET_COMMIT, OffsetCommitRequest, "2-10", overlaps=True)
+async def offset_commit(context: RequestContext, request: OffsetCommitRequest) -> OffsetCommitResponse:
+    """Commit offsets of a group; the answer comes when they are on disk.
+
+    Members must name their generation; without one (tools, consumers that assign themselves) a commit is accepted
+    while the group has no members. Errors are per partition: an unknown topic or partition, and metadata beyond
+    offset.metadata.max.bytes, do not harm the others.
+
+    Versions: v2-4 may carry a retention of their own, v6 adds the leader epoch, v7 group.instance.id; from v9 a group
+    that is gone is GROUP_ID_NOT_FOUND (before: ILLEGAL_GENERATION); v10 names topics by id (UNKNOWN_TOPIC_ID).
+    """
+    response = OffsetCommitResponse()
+    accepted: list[OffsetToCommit] = []
+    answers: list[OffsetCommitResponse.OffsetCommitResponsePartition] = []
+    for topic in request.topics:
+        answered = OffsetCommitResponse.OffsetCommitResponseTopic(name=topic.name, topic_id=topic.topic_id)
+        response.topics.append(answered)
+        name, topic_id, partition_count, missing = _resolve(context, topic.name, topic.topic_id)
+        for partition in topic.partitions:
+            index = partition.partition_index
+            answer = OffsetCommitResponse.OffsetCommitResponsePartition(partition_index=index)
+            answered.partitions.append(answer)
+            if not 0 <= index < partition_count:
+                answer.error_code = missing
+                continue
+            answers.append(answer)
+            accepted.append(
+                OffsetToCommit(
+                    topic=name,
+                    partition=index,
+                    topic_id=topic_id,
+                    offset=partition.committed_offset,
+                    leader_epoch=partition.committed_leader_epoch,
+                    metadata=partition.committed_metadata or "",
+                )
+            )
+    if not accepted:
+        return response
+    try:
+        errors: Sequence[ErrorCode] = await context.broker.groups.commit(
+            request.group_id,
+            accepted,
+            member_id=request.member_id,
+            instance_id=request.group_instance_id,
+            generation=request.generation_id_or_member_epoch,
+            retention_ms=request.retention_time_ms,
+            missing_group=ErrorCode.GROUP_ID_NOT_FOUND if context.version >= 9 else ErrorCode.ILLEGAL_GENERATION,
+        )
+    except ApiError as error:
+        errors = [error.code] * len(answers)
+    for answer, code in zip(answers, errors, strict=True):
+        answer.error_code = code
+    return response
+
+
+def _resolve(context: RequestContext, name: str, topic_id: UUID) -> tuple[str, UUID, int, ErrorCode]:
+    """A topic's name, id and number of partitions, and what a partition outside of them is told."""
+    image = context.broker.image
+    by_id = context.version >= 10
+    topic = image.topics_by_id.get(topic_id) if by_id else image.topics.get(name)
+    if topic is None:
+        missing = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        return name, topic_id, 0, missing
+    return topic.name, topic.topic_id, len(topic.partitions), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A topic of an OffsetFetch, whatever the version."""
+
+    name: str
+    topic_id: UUID
+    partitions: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A topic of the answer."""
+
+    name: str
+    topic_id: UUID
+    partitions: list[tuple[int, CommittedOffset, ErrorCode]]
+
+
+@api(ApiKey.OFFSET_FETCH, OffsetFetchRequest, "1-10", overlaps=True)
+async def offset_fetch(context: RequestContext, request: OffsetFetchRequest) -> OffsetFetchResponse:
+    """Read committed offsets; a partition without one, or a group that does not exist, has offset -1.
+
+    Versions: v2 reads everything where the topics are null and puts errors of the group at the top; v5 adds the leader
+    epoch; v7 require_stable, which waits for commits that are on their way; v8 reads several groups (KIP-709); v10
+    names topics by id (UNKNOWN_TOPIC_ID), and an offset of a deleted topic of the same name is not returned.
+
+    Not done: the member epoch of v9 is for KIP-848 groups and not looked at.
+    """
+    if context.version >= 8:
+        return OffsetFetchResponse(
+            groups=[await _fetch_group(context, group, stable=request.require_stable) for group in request.groups]
+        )
+    wanted = None
+    if request.topics is not None:
+        wanted = [_Wanted(topic.name, ZERO_UUID, topic.partition_indexes) for topic in request.topics]
+    error, topics = await _fetch(context, request.group_id, wanted, stable=request.require_stable)
+    if error is not ErrorCode.NONE and context.version < 2:
+        # No room for an error of the group: every partition says it.
+        topics = [
+            _Found(each.name, each.topic_id, [(index, _NOTHING, error) for index in each.partitions])
+            for each in wanted or ()
+        ]
+    return OffsetFetchResponse(
+        error_code=error,
+        topics=[
+            OffsetFetchResponse.OffsetFetchResponseTopic(
+                name=topic.name,
+                partitions=[
+                    OffsetFetchResponse.OffsetFetchResponsePartition(
+                        partition_index=index,
+                        committed_offset=committed.offset,
+                        committed_leader_epoch=committed.leader_epoch,
+                        metadata=committed.metadata,
+                        error_code=code,
+                    )
+                    for index, committed, code in topic.partitions
+                ],
+            )
+            for topic in topics
+        ],
+    )
+
+
+async def _fetch_group(
+    context: RequestContext, group: OffsetFetchRequest.OffsetFetchRequestGroup, *, stable: bool
+) -> OffsetFetchResponse.OffsetFetchResponseGroup:
+    wanted = None
+    if group.topics is not None:
+        wanted = [_Wanted(topic.name, topic.topic_id, topic.partition_indexes) for topic in group.topics]
+    error, topics = await _fetch(context, group.group_id, wanted, stable=stable)
+    return OffsetFetchResponse.OffsetFetchResponseGroup(
+        group_id=group.group_id,
+        error_code=error,
+        topics=[
+            OffsetFetchResponse.OffsetFetchResponseTopics(
+                name=topic.name,
+                topic_id=topic.topic_id,
+                partitions=[
+                    OffsetFetchResponse.OffsetFetchResponsePartitions(
+                        partition_index=index,
+                        committed_offset=committed.offset,
+                        committed_leader_epoch=committed.leader_epoch,
+                        metadata=committed.metadata,
+                        error_code=code,
+                    )
+                    for index, committed, code in topic.partitions
+                ],
+            )
+            for topic in topics
+        ],
+    )
+
+
+async def _fetch(
+    context: RequestContext, group_id: str, wanted: Sequence[_Wanted] | None, *, stable: bool
+) -> tuple[ErrorCode, list[_Found]]:
+    """The offsets of one group, and the error of the whole group, in which case there are none."""
+    try:
+        held = await context.broker.groups.fetch_offsets(group_id, require_stable=stable)
+    except ApiError as error:
+        return error.code, []
+    if wanted is None:
+        return ErrorCode.NONE, _everything(context, held)
+    return ErrorCode.NONE, [_pick(context, held, topic) for topic in wanted]
+
+
+def _everything(context: RequestContext, held: TopicOffsets) -> list[_Found]:
+    found = []
+    for name, partitions in held.items():
+        topic = context.broker.image.topics.get(name)
+        if topic is None and context.version >= 10:
+            # A topic without an id cannot be named in this version.
+            continue
+        topic_id = ZERO_UUID if topic is None else topic.topic_id
+        found.append(
+            _Found(name, topic_id, [(index, committed, ErrorCode.NONE) for index, committed in partitions.items()])
+        )
+    return found
+
+
+def _pick(context: RequestContext, held: TopicOffsets, wanted: _Wanted) -> _Found:
+    name, topic_id = wanted.name, wanted.topic_id
+    if context.version >= 10:
+        topic = context.broker.image.topics_by_id.get(topic_id)
+        if topic is None:
+            unknown = [(index, _NOTHING, ErrorCode.UNKNOWN_TOPIC_ID) for index in wanted.partitions]
+            return _Found(name, topic_id, unknown)
+        name = topic.name
+    partitions = held.get(name, {})
+    picked = []
+    for index in wanted.partitions:
+        committed = partitions.get(index, _NOTHING)
+        picked.append((index, committed if committed.belongs_to(topic_id) else _NOTHING, ErrorCode.NONE))
+    return _Found(name, topic_id, picked)
+
+
+@api(ApiKey.OFFSET_DELETE, OffsetDeleteRequest, "0")
+async def offset_delete(context: RequestContext, request: OffsetDeleteRequest) -> OffsetDeleteResponse:
+    """Delete committed offsets, durably, of topics that no member of the group subscribes to (KIP-496)."""
+    response = OffsetDeleteResponse()
+    answers: dict[tuple[str, int], OffsetDeleteResponse.OffsetDeleteResponsePartition] = {}
+    for topic in request.topics:
+        answered = OffsetDeleteResponse.OffsetDeleteResponseTopic(name=topic.name)
+        response.topics.append(answered)
+        known = context.broker.image.topics.get(topic.name)
+        for partition in topic.partitions:
+            index = partition.partition_index
+            answer = OffsetDeleteResponse.OffsetDeleteResponsePartition(partition_index=index)
+            answered.partitions.append(answer)
+            if known is None or not 0 <= index < len(known.partitions):
+                answer.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            else:
+                answers[topic.name, index] = answer
+    try:
+        results = await context.broker.groups.delete_offsets(request.group_id, list(answers))
+    except ApiError as error:
+        return OffsetDeleteResponse(error_code=error.code)
+    for place, code in results.items():
+        answers[place].error_code = code
+    return response

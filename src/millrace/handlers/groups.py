@@ -1,0 +1,317 @@
+"""Classic groups: finding the coordinator, membership, listing and deletion.
+
+Requests become values of `groups.effects` and results become responses; nothing is decided here. Committed offsets are
+in `handlers.group_offsets`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from millrace.cluster.image import TopicImage
+from millrace.errors import ApiError, ErrorCode
+from millrace.groups.coordinator import CLASSIC_TYPE, DescribedGroup
+from millrace.groups.effects import JoinRequest, JoinResult, LeaveRequest, Protocol, SyncRequest
+from millrace.groups.group import GroupState
+from millrace.handlers.context import RequestContext
+from millrace.handlers.registry import api
+from millrace.model import CONSUMER_OFFSETS_TOPIC
+from millrace.wire.keys import ApiKey
+from millrace.wire.messages.groups import (
+    DeleteGroupsRequest,
+    DeleteGroupsResponse,
+    DescribeGroupsRequest,
+    DescribeGroupsResponse,
+    FindCoordinatorRequest,
+    FindCoordinatorResponse,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    JoinGroupRequest,
+    JoinGroupResponse,
+    LeaveGroupRequest,
+    LeaveGroupResponse,
+    ListGroupsRequest,
+    ListGroupsResponse,
+    SyncGroupRequest,
+    SyncGroupResponse,
+)
+
+_GROUP_KEY: Final = 0
+_TRANSACTION_KEY: Final = 1
+_SHARE_KEY: Final = 2
+
+# Without an authorizer everybody may do everything that can be done to a group: read, delete, describe, and describe
+# and alter its settings.
+_ALL_GROUP_OPERATIONS: Final = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11
+
+
+@api(ApiKey.FIND_COORDINATOR, FindCoordinatorRequest, "0-6")
+async def find_coordinator(context: RequestContext, request: FindCoordinatorRequest) -> FindCoordinatorResponse:
+    """Name the broker that coordinates a group, and make the offsets topic if this is the first time anybody asks.
+
+    Versions: v1 adds the type of the key, v4 asks for several keys at once (KIP-699), v6 for share groups (KIP-932).
+
+    Not done: transactional ids and share partitions have no coordinator yet; they get COORDINATOR_NOT_AVAILABLE.
+    """
+    keys = request.coordinator_keys if context.version >= 4 else [request.key]
+    found = []
+    topic: TopicImage | None = None
+    for key in keys:
+        coordinator = FindCoordinatorResponse.Coordinator(key=key, node_id=-1, port=-1, error_message=None)
+        try:
+            _check_key_type(request.key_type, context.version)
+            if topic is None:
+                topic = await _offsets_topic(context)
+            coordinator.node_id, coordinator.host, coordinator.port = _leader(context, topic, key)
+        except ApiError as error:
+            coordinator.error_code, coordinator.error_message = error.code, error.message
+        found.append(coordinator)
+    if context.version >= 4:
+        return FindCoordinatorResponse(coordinators=found)
+    (only,) = found
+    return FindCoordinatorResponse(
+        error_code=only.error_code,
+        error_message=only.error_message,
+        node_id=only.node_id,
+        host=only.host,
+        port=only.port,
+    )
+
+
+def _check_key_type(key_type: int, version: int) -> None:
+    if key_type == _GROUP_KEY:
+        return
+    if key_type == _TRANSACTION_KEY:
+        raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "transactions are not supported by this broker")
+    if key_type == _SHARE_KEY and version >= 6:
+        raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "share groups are not supported by this broker")
+    raise ApiError(ErrorCode.INVALID_REQUEST, f"coordinators of type {key_type} do not exist in version {version}")
+
+
+async def _offsets_topic(context: RequestContext) -> TopicImage:
+    try:
+        return await context.broker.controller.ensure_internal_topic(CONSUMER_OFFSETS_TOPIC)
+    except ApiError as error:
+        raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{CONSUMER_OFFSETS_TOPIC}: {error.message}") from error
+
+
+def _leader(context: RequestContext, topic: TopicImage, group_id: str) -> tuple[int, str, int]:
+    broker = context.broker
+    index = broker.groups.partition_for(group_id)
+    leader = topic.partitions[index].leader if index < len(topic.partitions) else -1
+    if leader == broker.broker_id:
+        return leader, *broker.advertised(context.listener)
+    registered = broker.image.brokers.get(leader)
+    endpoint = registered.endpoint(context.listener) if registered is not None and not registered.fenced else None
+    if endpoint is None:
+        raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{topic.name}-{index} has no leader")
+    return leader, endpoint.host, endpoint.port
+
+
+@api(ApiKey.JOIN_GROUP, JoinGroupRequest, "0-9")
+async def join_group(context: RequestContext, request: JoinGroupRequest) -> JoinGroupResponse:
+    """Join a group, or join again; the answer comes when the rebalance that this is part of has a generation.
+
+    A client that hangs up while it waits stays in the group until its session ends, as in Kafka.
+
+    Versions: v1 adds the rebalance timeout (v0 uses the session timeout), v4 sends a dynamic member without an id
+    away with one (MEMBER_ID_REQUIRED, KIP-394), v5 adds group.instance.id (KIP-345), v7 returns the protocol type, v8
+    adds a reason (it is not kept), v9 lets a returning static leader skip the assignment (KIP-814).
+    """
+    rebalance_timeout_ms = request.rebalance_timeout_ms if context.version >= 1 else request.session_timeout_ms
+    try:
+        result = await context.broker.groups.join(
+            request.group_id,
+            JoinRequest(
+                member_id=request.member_id,
+                instance_id=request.group_instance_id,
+                protocol_type=request.protocol_type,
+                protocols=tuple(Protocol(each.name, each.metadata) for each in request.protocols),
+                session_timeout_ms=request.session_timeout_ms,
+                rebalance_timeout_ms=rebalance_timeout_ms,
+                client_id=context.header.client_id or "",
+                # Kafka shows addresses the way Java prints them, with a slash in front.
+                client_host=f"/{context.client_host}",
+                requires_member_id=context.version >= 4,
+                may_skip_assignment=context.version >= 9,
+            ),
+        )
+    except ApiError as error:
+        result = JoinResult(error.code, request.member_id)
+    return JoinGroupResponse(
+        error_code=result.error,
+        generation_id=result.generation,
+        protocol_type=result.protocol_type,
+        # Before v7 the name could not be null; from then on it is not empty.
+        protocol_name=result.protocol_name or (None if context.version >= 7 else ""),
+        leader=result.leader,
+        skip_assignment=result.skip_assignment,
+        member_id=result.member_id,
+        members=[
+            JoinGroupResponse.JoinGroupResponseMember(
+                member_id=member.member_id, group_instance_id=member.instance_id, metadata=member.metadata
+            )
+            for member in result.members
+        ],
+    )
+
+
+@api(ApiKey.SYNC_GROUP, SyncGroupRequest, "0-5")
+async def sync_group(context: RequestContext, request: SyncGroupRequest) -> SyncGroupResponse:
+    """Get the assignment of this generation; the leader brings it, the others wait for the leader.
+
+    The assignment is in the log before anybody gets it.
+
+    Versions: v3 adds group.instance.id, v5 names the protocol on both sides (INCONSISTENT_GROUP_PROTOCOL where they
+    disagree, or where the request leaves them out).
+    """
+    if context.version >= 5 and (request.protocol_type is None or request.protocol_name is None):
+        return SyncGroupResponse(error_code=ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
+    try:
+        result = await context.broker.groups.sync(
+            request.group_id,
+            SyncRequest(
+                member_id=request.member_id,
+                instance_id=request.group_instance_id,
+                generation=request.generation_id,
+                protocol_type=request.protocol_type,
+                protocol_name=request.protocol_name,
+                assignments=tuple((each.member_id, each.assignment) for each in request.assignments),
+            ),
+        )
+    except ApiError as error:
+        return SyncGroupResponse(error_code=error.code)
+    return SyncGroupResponse(
+        error_code=result.error,
+        protocol_type=result.protocol_type,
+        protocol_name=result.protocol_name,
+        assignment=result.assignment,
+    )
+
+
+@api(ApiKey.HEARTBEAT, HeartbeatRequest, "0-4")
+def heartbeat(context: RequestContext, request: HeartbeatRequest) -> HeartbeatResponse:
+    """Keep a member's session alive; REBALANCE_IN_PROGRESS asks it to join again.
+
+    Versions: v3 adds group.instance.id, whose former owner is fenced.
+    """
+    error = context.broker.groups.heartbeat(
+        request.group_id, request.member_id, request.group_instance_id, request.generation_id
+    )
+    return HeartbeatResponse(error_code=error)
+
+
+@api(ApiKey.LEAVE_GROUP, LeaveGroupRequest, "0-5")
+def leave_group(context: RequestContext, request: LeaveGroupRequest) -> LeaveGroupResponse:
+    """Take members out of a group at once, instead of when their sessions end.
+
+    Versions: up to v2 one member by its id; v3 several, static ones also by group.instance.id alone; v5 adds a reason
+    (it is not kept).
+    """
+    if context.version >= 3:
+        leaving = [LeaveRequest(each.member_id, each.group_instance_id) for each in request.members]
+    else:
+        leaving = [LeaveRequest(request.member_id)]
+    try:
+        results = context.broker.groups.leave(request.group_id, leaving)
+    except ApiError as error:
+        return LeaveGroupResponse(error_code=error.code)
+    if context.version < 3:
+        return LeaveGroupResponse(error_code=results[0].error)
+    return LeaveGroupResponse(
+        members=[
+            LeaveGroupResponse.MemberResponse(
+                member_id=result.member_id, group_instance_id=result.instance_id, error_code=result.error
+            )
+            for result in results
+        ]
+    )
+
+
+@api(ApiKey.LIST_GROUPS, ListGroupsRequest, "0-5")
+def list_groups(context: RequestContext, request: ListGroupsRequest) -> ListGroupsResponse:
+    """The groups that this broker coordinates.
+
+    Versions: v4 filters by state and returns it (KIP-518), v5 the same with types (KIP-848); upper and lower case do
+    not matter, and a name that no state or type has matches nothing.
+
+    Not done: types other than classic, which do not exist here yet.
+    """
+    error, groups = context.broker.groups.list_groups(request.states_filter, request.types_filter)
+    return ListGroupsResponse(
+        error_code=error,
+        groups=[
+            ListGroupsResponse.ListedGroup(
+                group_id=group.group_id,
+                protocol_type=group.protocol_type,
+                group_state=group.state.value,
+                group_type=CLASSIC_TYPE,
+            )
+            for group in groups
+        ],
+    )
+
+
+@api(ApiKey.DESCRIBE_GROUPS, DescribeGroupsRequest, "0-6")
+def describe_groups(context: RequestContext, request: DescribeGroupsRequest) -> DescribeGroupsResponse:
+    """The state, protocol and members of groups; metadata only while a group is stable.
+
+    Versions: v3 can ask for authorized operations (all of them, for there is no authorizer), v4 adds
+    group.instance.id, v6 says GROUP_ID_NOT_FOUND where earlier ones describe an unknown group as Dead (KIP-1043).
+    """
+    return DescribeGroupsResponse(groups=[_describe(context, request, group_id) for group_id in request.groups])
+
+
+def _describe(
+    context: RequestContext, request: DescribeGroupsRequest, group_id: str
+) -> DescribeGroupsResponse.DescribedGroup:
+    try:
+        group = context.broker.groups.describe(group_id)
+    except ApiError as error:
+        return DescribeGroupsResponse.DescribedGroup(
+            group_id=group_id,
+            error_code=error.code,
+            error_message=error.message if context.version >= 6 else None,
+        )
+    if group is not None:
+        return _described(group, with_operations=request.include_authorized_operations)
+    missing = DescribeGroupsResponse.DescribedGroup(group_id=group_id, group_state=GroupState.DEAD.value)
+    if context.version >= 6:
+        missing.error_code = ErrorCode.GROUP_ID_NOT_FOUND
+        missing.error_message = f"Group {group_id} not found."
+    return missing
+
+
+def _described(group: DescribedGroup, *, with_operations: bool) -> DescribeGroupsResponse.DescribedGroup:
+    described = DescribeGroupsResponse.DescribedGroup(
+        group_id=group.group_id,
+        group_state=group.state.value,
+        protocol_type=group.protocol_type,
+        protocol_data=group.protocol_name,
+        members=[
+            DescribeGroupsResponse.DescribedGroupMember(
+                member_id=member.member_id,
+                group_instance_id=member.instance_id,
+                client_id=member.client_id,
+                client_host=member.client_host,
+                member_metadata=member.metadata,
+                member_assignment=member.assignment,
+            )
+            for member in group.members
+        ],
+    )
+    if with_operations:
+        described.authorized_operations = _ALL_GROUP_OPERATIONS
+    return described
+
+
+@api(ApiKey.DELETE_GROUPS, DeleteGroupsRequest, "0-2")
+async def delete_groups(context: RequestContext, request: DeleteGroupsRequest) -> DeleteGroupsResponse:
+    """Delete groups that have no members, with their committed offsets, durably."""
+    results = await context.broker.groups.delete_groups(request.groups_names)
+    return DeleteGroupsResponse(
+        results=[
+            DeleteGroupsResponse.DeletableGroupResult(group_id=group_id, error_code=error)
+            for group_id, error in results.items()
+        ]
+    )

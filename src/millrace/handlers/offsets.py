@@ -1,0 +1,114 @@
+"""ListOffsets and OffsetForLeaderEpoch: where things lie in a log."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final
+
+from millrace.errors import ApiError, ErrorCode
+from millrace.handlers.context import RequestContext
+from millrace.handlers.registry import api
+from millrace.model import NO_EPOCH, NO_TIMESTAMP
+from millrace.replication.partition import Partition
+from millrace.wire.keys import ApiKey
+from millrace.wire.messages.offsets import (
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderEpochResponse,
+)
+
+LATEST: Final = -1
+EARLIEST: Final = -2
+MAX_TIMESTAMP: Final = -3
+EARLIEST_LOCAL: Final = -4
+LATEST_TIERED: Final = -5
+EARLIEST_PENDING_UPLOAD: Final = -6
+
+_FIRST_VERSION: Final = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
+
+UNKNOWN_OFFSET: Final = -1
+
+_Found = tuple[int, int, int]
+"""Offset, timestamp in milliseconds, leader epoch."""
+
+
+@api(ApiKey.LIST_OFFSETS, ListOffsetsRequest, "1-11")
+def list_offsets(context: RequestContext, request: ListOffsetsRequest) -> ListOffsetsResponse:
+    """The offset of a timestamp, or of a named place: latest, earliest, the record with the highest timestamp.
+
+    A timestamp finds the first record at or after it; past the last one the answer is offset -1. Latest is the high
+    watermark, which is the last stable offset too while there are no transactions.
+
+    Versions: v4 returns leader epochs; v7 max timestamp (KIP-734); v8 earliest local; v9 latest tiered; v11 earliest
+    pending upload. Without tiered storage the earliest local offset is the earliest, and nothing is tiered.
+    """
+    times = Counter((topic.name, item.partition_index) for topic in request.topics for item in topic.partitions)
+    topics = []
+    for topic in request.topics:
+        answers = []
+        for item in topic.partitions:
+            try:
+                if times[topic.name, item.partition_index] > 1:
+                    raise ApiError(ErrorCode.INVALID_REQUEST, "the partition is named twice")  # noqa: TRY301
+                partition = context.broker.replicas.find(topic.name, item.partition_index)
+                partition.check_leader_epoch(item.current_leader_epoch)
+                offset, timestamp_ms, epoch = _locate(partition, item.timestamp, context.version)
+            except ApiError as error:
+                answers.append(
+                    ListOffsetsResponse.ListOffsetsPartitionResponse(
+                        partition_index=item.partition_index, error_code=error.code
+                    )
+                )
+                continue
+            answers.append(
+                ListOffsetsResponse.ListOffsetsPartitionResponse(
+                    partition_index=item.partition_index, offset=offset, timestamp=timestamp_ms, leader_epoch=epoch
+                )
+            )
+        topics.append(ListOffsetsResponse.ListOffsetsTopicResponse(name=topic.name, partitions=answers))
+    return ListOffsetsResponse(topics=topics)
+
+
+def _locate(partition: Partition, timestamp_ms: int, version: int) -> _Found:
+    if version < _FIRST_VERSION.get(timestamp_ms, 0) or timestamp_ms < EARLIEST_PENDING_UPLOAD:
+        raise ApiError(ErrorCode.UNSUPPORTED_VERSION, f"timestamp {timestamp_ms} has no meaning in v{version}")
+    log = partition.log
+    if timestamp_ms == LATEST:
+        return partition.high_watermark.offset, NO_TIMESTAMP, partition.leader_epoch
+    if timestamp_ms in (EARLIEST, EARLIEST_LOCAL):
+        return log.start_offset, NO_TIMESTAMP, log.epoch_for(log.start_offset)
+    if timestamp_ms in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
+        return UNKNOWN_OFFSET, NO_TIMESTAMP, NO_EPOCH
+    if timestamp_ms == MAX_TIMESTAMP:
+        found = log.max_timestamp(partition.committed)
+    else:
+        found = log.offset_for_time(timestamp_ms, partition.committed)
+    return found or (UNKNOWN_OFFSET, NO_TIMESTAMP, NO_EPOCH)
+
+
+@api(ApiKey.OFFSET_FOR_LEADER_EPOCH, OffsetForLeaderEpochRequest, "2-4")
+def offset_for_leader_epoch(
+    context: RequestContext, request: OffsetForLeaderEpochRequest
+) -> OffsetForLeaderEpochResponse:
+    """The end offset of a leader epoch: where a consumer that knew that epoch can tell whether its log diverged.
+
+    An epoch that this log never had is answered with the largest one below it.
+    """
+    results = []
+    for topic in request.topics:
+        answers = []
+        for item in topic.partitions:
+            answer = OffsetForLeaderEpochResponse.EpochEndOffset(partition=item.partition)
+            try:
+                partition = context.broker.replicas.find(topic.topic, item.partition)
+                partition.check_leader_epoch(item.current_leader_epoch)
+                if item.leader_epoch == partition.leader_epoch:
+                    answer.leader_epoch, answer.end_offset = item.leader_epoch, partition.log.end_offset
+                else:
+                    answer.leader_epoch, answer.end_offset = partition.log.end_offset_for_epoch(item.leader_epoch)
+            except ApiError as error:
+                answer.error_code = error.code
+            answers.append(answer)
+        results.append(OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult(topic=topic.topic, partitions=answers))
+    return OffsetForLeaderEpochResponse(topics=results)

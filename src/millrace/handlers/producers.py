@@ -1,0 +1,56 @@
+"""InitProducerId and DescribeProducers: who writes with sequence numbers."""
+
+from __future__ import annotations
+
+from millrace.errors import ApiError, ErrorCode
+from millrace.handlers.context import RequestContext
+from millrace.handlers.registry import api
+from millrace.wire.keys import ApiKey
+from millrace.wire.messages.producers import (
+    DescribeProducersRequest,
+    DescribeProducersResponse,
+    InitProducerIdRequest,
+    InitProducerIdResponse,
+)
+
+
+@api(ApiKey.INIT_PRODUCER_ID, InitProducerIdRequest, "0-5")
+async def init_producer_id(context: RequestContext, request: InitProducerIdRequest) -> InitProducerIdResponse:
+    """Give an idempotent producer a new id with epoch 0.
+
+    Versions: v3 lets a producer name the id it had (KIP-360); an idempotent one gets a new id all the same, as in Kafka.
+
+    Not done: transactional ids, refused with INVALID_REQUEST, an error that no client retries.
+    """
+    if request.transactional_id is not None:
+        return InitProducerIdResponse(error_code=ErrorCode.INVALID_REQUEST, producer_id=-1, producer_epoch=-1)
+    producer_id = await context.broker.producer_ids.next()
+    return InitProducerIdResponse(producer_id=producer_id, producer_epoch=0)
+
+
+@api(ApiKey.DESCRIBE_PRODUCERS, DescribeProducersRequest, "0")
+def describe_producers(context: RequestContext, request: DescribeProducersRequest) -> DescribeProducersResponse:
+    """The producers that a partition remembers, with their last sequence and when they wrote it."""
+    topics = []
+    for topic in request.topics:
+        answers = []
+        for index in topic.partition_indexes:
+            answer = DescribeProducersResponse.PartitionResponse(partition_index=index, error_message=None)
+            try:
+                partition = context.broker.replicas.find(topic.name, index)
+                answer.active_producers = [
+                    DescribeProducersResponse.ProducerState(
+                        producer_id=producer.producer_id,
+                        producer_epoch=producer.epoch,
+                        last_sequence=producer.last_sequence,
+                        last_timestamp=producer.last_timestamp_ms,
+                        coordinator_epoch=producer.coordinator_epoch,
+                        current_txn_start_offset=producer.transaction_first_offset,
+                    )
+                    for producer in partition.log.producers
+                ]
+            except ApiError as error:
+                answer.error_code, answer.error_message = error.code, error.message
+            answers.append(answer)
+        topics.append(DescribeProducersResponse.TopicResponse(name=topic.name, partitions=answers))
+    return DescribeProducersResponse(topics=topics)

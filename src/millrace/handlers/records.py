@@ -1,0 +1,43 @@
+"""DeleteRecords: move the start of a log forward."""
+
+from __future__ import annotations
+
+from millrace.errors import ApiError, ErrorCode, StorageError
+from millrace.handlers.context import RequestContext
+from millrace.handlers.registry import api
+from millrace.model import INTERNAL_TOPICS
+from millrace.wire.keys import ApiKey
+from millrace.wire.messages.records import DeleteRecordsRequest, DeleteRecordsResponse
+
+NO_LOW_WATERMARK = -1
+
+
+@api(ApiKey.DELETE_RECORDS, DeleteRecordsRequest, "0-2")
+def delete_records(context: RequestContext, request: DeleteRecordsRequest) -> DeleteRecordsResponse:
+    """Forget every record below an offset; -1 means all that is committed.
+
+    The new start is kept in a checkpoint at once. Segments that lie wholly below it are removed by retention.
+    Internal topics are refused, and topics that are only compacted, as in Kafka (POLICY_VIOLATION).
+    """
+    topics = []
+    for topic in request.topics:
+        answers = []
+        for item in topic.partitions:
+            answer = DeleteRecordsResponse.DeleteRecordsPartitionResult(
+                partition_index=item.partition_index, low_watermark=NO_LOW_WATERMARK
+            )
+            try:
+                partition = context.broker.replicas.find(topic.name, item.partition_index)
+                if topic.name in INTERNAL_TOPICS:
+                    raise ApiError(ErrorCode.INVALID_TOPIC_EXCEPTION)  # noqa: TRY301
+                if not partition.log.config.delete:
+                    raise ApiError(ErrorCode.POLICY_VIOLATION, "the topic is compacted, not deleted from")  # noqa: TRY301
+                answer.low_watermark = partition.delete_records_before(item.offset)
+            except ApiError as error:
+                answer.error_code = error.code
+            except StorageError:
+                answer.error_code = ErrorCode.KAFKA_STORAGE_ERROR
+            answers.append(answer)
+        topics.append(DeleteRecordsResponse.DeleteRecordsTopicResult(name=topic.name, partitions=answers))
+    context.broker.log_dirs.checkpoint_start_offsets()
+    return DeleteRecordsResponse(topics=topics)

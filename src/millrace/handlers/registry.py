@@ -1,0 +1,128 @@
+"""The list of served APIs: one decorated function per API key.
+
+From this list come dispatch, the ApiVersions answer, docs/compatibility.md and the conformance matrix. There is no
+switch anywhere. A handler is a function `(context, request) -> response`, plain or async; what it knows of a version it
+reads from `context.version`. Handler modules register themselves when imported; `load` imports them all.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from millrace.errors import ErrorCode, ProtocolError
+from millrace.handlers.context import RequestContext
+from millrace.wire import frame
+from millrace.wire.codec import decode
+from millrace.wire.keys import ApiKey
+from millrace.wire.messages import response_class
+
+Buffers = Sequence[bytes | bytearray | memoryview]
+Handler = Callable[[RequestContext, Any], Any | Awaitable[Any]]
+Decoder = Callable[[int, memoryview, int], Any]
+Encoder = Callable[[int, int, Any], Buffers]
+
+MODULES: Final = (
+    "api_versions", "cluster", "configs", "fetch", "group_offsets", "groups", "log_dirs", "offsets", "produce",
+    "producers", "records", "topics",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """One served API key: its versions, its function, and how its bytes are read and written."""
+
+    key: ApiKey
+    min_version: int
+    max_version: int
+    advertised_min: int
+    handler: Handler
+    decode: Decoder
+    encode: Encoder
+    overlaps: bool
+    """The connection's next request may start while this one waits; its reply still leaves in order."""
+
+    @property
+    def doc(self) -> str:
+        return (self.handler.__doc__ or "").strip()
+
+    def encode_error(self, correlation_id: int, version: int, code: ErrorCode, message: str) -> Buffers | None:
+        """A response that is nothing but an error, or None where this version has no place for one."""
+        cls = response_class(self.key)
+        carried = {field.name for field in cls.declaration.fields if field.versions.include(version)}
+        if "error_code" not in carried:
+            return None
+        response: Any = cls()
+        response.error_code = int(code)
+        if "error_message" in carried:
+            response.error_message = message
+        return _encode_declared(correlation_id, version, response)
+
+
+_apis: dict[int, Api] = {}
+
+H = TypeVar("H", bound=Callable[..., Any])
+
+
+def api(
+    key: ApiKey,
+    request: type[Any],
+    versions: str,
+    *,
+    overlaps: bool = False,
+    advertised_min: int | None = None,
+    decoder: Decoder | None = None,
+    encoder: Encoder | None = None,
+) -> Callable[[H], H]:
+    """Serve `key` at `versions` ("lo-hi") with the decorated function.
+
+    `advertised_min` lets ApiVersions name an older minimum than is decoded. `decoder` and `encoder` replace the
+    declared codec on the hot path.
+    """
+    low, _, high = versions.partition("-")
+
+    def register(handler: H) -> H:
+        if key in _apis:
+            raise RuntimeError(f"{key.name} is registered twice")
+        min_version = int(low)
+        _apis[key] = Api(
+            key=key,
+            min_version=min_version,
+            max_version=int(high or low),
+            advertised_min=min_version if advertised_min is None else advertised_min,
+            handler=handler,
+            decode=decoder or _declared_decoder(request),
+            encode=encoder or _encode_declared,
+            overlaps=overlaps,
+        )
+        return handler
+
+    return register
+
+
+def _declared_decoder(request: type[Any]) -> Decoder:
+    def decode_declared(version: int, buffer: memoryview, pos: int) -> Any:
+        message, end = decode(request, version, buffer, pos)
+        if end != len(buffer):
+            raise ProtocolError(f"{request.__name__} v{version}: {len(buffer) - end} bytes after the request body")
+        return message
+
+    return decode_declared
+
+
+def _encode_declared(correlation_id: int, version: int, response: Any) -> Buffers:
+    return (frame.encode_response(correlation_id, version, response),)
+
+
+def load() -> dict[int, Api]:
+    """Import every handler module and return the finished table, by API key."""
+    for module in MODULES:
+        importlib.import_module(f"millrace.handlers.{module}")
+    return _apis
+
+
+def served() -> list[Api]:
+    """Every served API in the order of its key."""
+    return [_apis[key] for key in sorted(_apis)]

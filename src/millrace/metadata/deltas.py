@@ -1,0 +1,289 @@
+"""What a change of the cluster is, and how a set of changes is written down.
+
+A delta is one change-set: changes that happen together or not at all. It is stored as UTF-8 JSON,
+`{"v": 1, "changes": [["topic_created", {...}], ...]}`, so that a person can read the log. A snapshot has the same
+form: the changes that build the image from nothing. Not here: what a change does to the image (`cluster.image`), and
+where deltas are kept (`metadata.store`).
+
+Invariants: `decode(encode(x)) == x`; a delta from a later format version or with an unknown change is refused, never
+half applied; unknown fields of a known change are refused too, because skipping one could mean a different image.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Final, TypeAlias, cast
+
+from millrace.errors import StorageError
+
+FORMAT_VERSION: Final = 1
+
+
+class ResourceType(IntEnum):
+    """What a config belongs to; the numbers are the protocol's."""
+
+    TOPIC = 2
+    BROKER = 4
+    BROKER_LOGGER = 8
+    CLIENT_METRICS = 16
+    GROUP = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a broker can be reached by clients of one listener."""
+
+    listener: str
+    host: str
+    port: int
+    security_protocol: str = "PLAINTEXT"
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionState:
+    """Who holds a partition and who leads it. `leader` is -1 where nobody can."""
+
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+    leader: int
+    leader_epoch: int = 0
+    partition_epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterCreated:
+    """The very first change: the cluster has a name from now on."""
+
+    cluster_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerChanged:
+    """The first change of every controller, so that the image says who wrote what follows."""
+
+    broker_id: int
+    controller_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerRegistered:
+    """A broker came, or came back as a new incarnation with a new epoch."""
+
+    broker_id: int
+    broker_epoch: int
+    endpoints: tuple[Endpoint, ...]
+    rack: str | None = None
+    fenced: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerFenced:
+    """A broker may not lead and counts as gone (`fenced`), or counts again."""
+
+    broker_id: int
+    broker_epoch: int
+    fenced: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerUnregistered:
+    """A broker left for good."""
+
+    broker_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicCreated:
+    """A topic with all its partitions, in the order of their numbers; its configs are a change of their own."""
+
+    name: str
+    topic_id: uuid.UUID
+    partitions: tuple[PartitionState, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDeleted:
+    """The topic, its partitions and its configs are gone."""
+
+    name: str
+    topic_id: uuid.UUID
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionsAdded:
+    """More partitions, numbered on from those the topic has."""
+
+    topic_id: uuid.UUID
+    partitions: tuple[PartitionState, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionChanged:
+    """A new leader, ISR or set of replicas of one partition, complete with its new epochs."""
+
+    topic_id: uuid.UUID
+    index: int
+    state: PartitionState
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigChanged:
+    """Settings of one resource that were set (to a text) or removed (None); the others stay."""
+
+    resource_type: ResourceType
+    name: str
+    values: tuple[tuple[str, str | None], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerIdsAllocated:
+    """Producer ids below `next_id` are taken; the last `count` of them belong to `broker_id`."""
+
+    broker_id: int
+    next_id: int
+    count: int
+
+
+Change: TypeAlias = (
+    ClusterCreated
+    | ControllerChanged
+    | BrokerRegistered
+    | BrokerFenced
+    | BrokerUnregistered
+    | TopicCreated
+    | TopicDeleted
+    | PartitionsAdded
+    | PartitionChanged
+    | ConfigChanged
+    | ProducerIdsAllocated
+)
+ChangeSet: TypeAlias = tuple[Change, ...]
+
+
+def encode(changes: Iterable[Change]) -> bytes:
+    """One delta as bytes."""
+    body = {
+        "v": FORMAT_VERSION,
+        "changes": [[_TAGS[type(change)], _WRITERS[type(change)](change)] for change in changes],
+    }
+    return json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass")
+
+
+def decode(data: bytes) -> ChangeSet:
+    """The change-set in `data`; StorageError where it is damaged or from a later version."""
+    try:
+        body = json.loads(data.decode("utf-8", "surrogatepass"))
+        version = body["v"]
+        if version != FORMAT_VERSION:
+            raise StorageError(f"metadata delta has format {version}, this version reads {FORMAT_VERSION}")
+        return tuple(_READERS[tag](fields) for tag, fields in body["changes"])
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        raise StorageError(f"damaged metadata delta ({error!r}): {bytes(data[:80])!r}") from error
+
+
+# --- one writer and one reader per change -----------------------------------------------------------------------------
+
+
+def _write_partition(state: PartitionState) -> list[Any]:
+    return [list(state.replicas), list(state.isr), state.leader, state.leader_epoch, state.partition_epoch]
+
+
+def _read_partition(row: list[Any]) -> PartitionState:
+    replicas, isr, leader, leader_epoch, partition_epoch = row
+    return PartitionState(_ints(replicas), _ints(isr), int(leader), int(leader_epoch), int(partition_epoch))
+
+
+def _ints(row: list[Any]) -> tuple[int, ...]:
+    return tuple(int(number) for number in row)
+
+
+def _write_endpoint(endpoint: Endpoint) -> list[Any]:
+    return [endpoint.listener, endpoint.host, endpoint.port, endpoint.security_protocol]
+
+
+def _write_broker(change: BrokerRegistered) -> dict[str, Any]:
+    return {
+        "broker_id": change.broker_id,
+        "broker_epoch": change.broker_epoch,
+        "endpoints": [_write_endpoint(endpoint) for endpoint in change.endpoints],
+        "rack": change.rack,
+        "fenced": change.fenced,
+    }
+
+
+def _read_broker(fields: dict[str, Any]) -> BrokerRegistered:
+    endpoints = tuple(Endpoint(listener, host, int(port), sec) for listener, host, port, sec in fields.pop("endpoints"))
+    return BrokerRegistered(endpoints=endpoints, **fields)
+
+
+def _write_topic(change: TopicCreated) -> dict[str, Any]:
+    partitions = [_write_partition(state) for state in change.partitions]
+    return {"name": change.name, "topic_id": change.topic_id.hex, "partitions": partitions}
+
+
+def _read_topic(fields: dict[str, Any]) -> TopicCreated:
+    partitions = tuple(map(_read_partition, fields.pop("partitions")))
+    return TopicCreated(topic_id=uuid.UUID(fields.pop("topic_id")), partitions=partitions, **fields)
+
+
+def _read_deleted(fields: dict[str, Any]) -> TopicDeleted:
+    return TopicDeleted(topic_id=uuid.UUID(fields.pop("topic_id")), **fields)
+
+
+def _write_added(change: PartitionsAdded) -> dict[str, Any]:
+    return {"topic_id": change.topic_id.hex, "partitions": [_write_partition(state) for state in change.partitions]}
+
+
+def _read_added(fields: dict[str, Any]) -> PartitionsAdded:
+    partitions = tuple(map(_read_partition, fields.pop("partitions")))
+    return PartitionsAdded(topic_id=uuid.UUID(fields.pop("topic_id")), partitions=partitions, **fields)
+
+
+def _write_changed(change: PartitionChanged) -> dict[str, Any]:
+    return {"topic_id": change.topic_id.hex, "index": change.index, "state": _write_partition(change.state)}
+
+
+def _read_changed(fields: dict[str, Any]) -> PartitionChanged:
+    state = _read_partition(fields.pop("state"))
+    return PartitionChanged(topic_id=uuid.UUID(fields.pop("topic_id")), state=state, **fields)
+
+
+def _write_config(change: ConfigChanged) -> dict[str, Any]:
+    return {"type": change.resource_type.name, "name": change.name, "values": [list(pair) for pair in change.values]}
+
+
+def _read_config(fields: dict[str, Any]) -> ConfigChanged:
+    values = tuple((str(name), None if value is None else str(value)) for name, value in fields.pop("values"))
+    return ConfigChanged(resource_type=ResourceType[fields.pop("type")], values=values, **fields)
+
+
+def _write_flat(change: Any) -> dict[str, Any]:
+    return {name: getattr(change, name) for name in type(change).__slots__}
+
+
+_CODEC: Final[Mapping[type[Any], tuple[str, Callable[[Any], dict[str, Any]], Callable[[dict[str, Any]], Change]]]] = {
+    ClusterCreated: ("cluster_created", _write_flat, lambda fields: ClusterCreated(**fields)),
+    ControllerChanged: ("controller_changed", _write_flat, lambda fields: ControllerChanged(**fields)),
+    BrokerRegistered: ("broker_registered", _write_broker, _read_broker),
+    BrokerFenced: ("broker_fenced", _write_flat, lambda fields: BrokerFenced(**fields)),
+    BrokerUnregistered: ("broker_unregistered", _write_flat, lambda fields: BrokerUnregistered(**fields)),
+    TopicCreated: ("topic_created", _write_topic, _read_topic),
+    TopicDeleted: (
+        "topic_deleted",
+        lambda change: {"name": change.name, "topic_id": change.topic_id.hex},
+        _read_deleted,
+    ),
+    PartitionsAdded: ("partitions_added", _write_added, _read_added),
+    PartitionChanged: ("partition_changed", _write_changed, _read_changed),
+    ConfigChanged: ("config_changed", _write_config, _read_config),
+    ProducerIdsAllocated: ("producer_ids_allocated", _write_flat, lambda fields: ProducerIdsAllocated(**fields)),
+}
+_TAGS: Final = {kind: tag for kind, (tag, _, _) in _CODEC.items()}
+_WRITERS: Final = {kind: writer for kind, (_, writer, _) in _CODEC.items()}
+_READERS: Final = cast(
+    "dict[str, Callable[[dict[str, Any]], Change]]", {tag: reader for tag, _, reader in _CODEC.values()}
+)

@@ -1,0 +1,60 @@
+"""Small frozen values that every layer shares: names, ids and numbers of the domain, no behaviour beyond their own rules."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from typing import Final, NamedTuple, NewType
+
+BrokerId = NewType("BrokerId", int)
+
+NO_BROKER: Final = BrokerId(-1)
+NO_EPOCH: Final = -1
+NO_PRODUCER_ID: Final = -1
+NO_PRODUCER_EPOCH: Final = -1
+NO_SEQUENCE: Final = -1
+NO_TIMESTAMP: Final = -1
+
+ZERO_UUID: Final = uuid.UUID(int=0)
+
+CONSUMER_OFFSETS_TOPIC: Final = "__consumer_offsets"
+TRANSACTION_STATE_TOPIC: Final = "__transaction_state"
+SHARE_STATE_TOPIC: Final = "__share_group_state"
+INTERNAL_TOPICS: Final = frozenset({CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC, SHARE_STATE_TOPIC})
+
+MAX_TOPIC_NAME_LENGTH: Final = 249
+_TOPIC_NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}\Z")
+
+
+class TopicPartition(NamedTuple):
+    """A partition by the name of its topic; `str()` is the name of its directory on disk."""
+
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+def invalid_topic_name_reason(name: str) -> str | None:
+    """Why `name` cannot be a topic, or None where it can.
+
+    The rule is Kafka's, and it is also what keeps a topic's directory inside the data directory.
+    """
+    if not name:
+        return "the topic name is empty"
+    if name in {".", ".."}:
+        return "a topic cannot be named '.' or '..'"
+    if len(name) > MAX_TOPIC_NAME_LENGTH:
+        return f"the topic name is longer than {MAX_TOPIC_NAME_LENGTH} characters"
+    if not _TOPIC_NAME.match(name):
+        return "a topic name holds only ASCII letters, digits, '.', '_' and '-'"
+    return None
+
+
+def new_topic_id() -> uuid.UUID:
+    """A random topic id that is none of the ids Kafka reserves (all zero, and one)."""
+    while True:
+        candidate = uuid.uuid4()
+        if candidate.int > 1:
+            return candidate

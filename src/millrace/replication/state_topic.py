@@ -1,0 +1,173 @@
+"""A compacted topic as a map: how a coordinator keeps its state in the log.
+
+`append` writes keys and values to one partition; `load` reads a partition back as the latest record of every key. Not
+here: what keys and values mean, and who may write (the coordinators own their topics; clients are refused at Produce).
+
+Invariants: a record counts only when `wait_committed` has returned; order within a partition is the order of `append`;
+`load` sees everything that was appended before it began, in the order of the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from millrace.errors import ApiError, ErrorCode
+from millrace.records.batch import split
+from millrace.records.decode import iter_records
+from millrace.records.encode import Record, encode_batch
+
+_SLICE_BYTES: Final = 64 * 1024
+"""How much is read and decoded before the loop may run something else: about ten milliseconds of work."""
+
+
+class StateRead(Protocol):
+    """What a log gives back."""
+
+    @property
+    def data(self) -> bytes | memoryview: ...
+
+
+class StateLog(Protocol):
+    """The part of `storage.log.Log` that is needed here."""
+
+    @property
+    def start_offset(self) -> int: ...
+
+    @property
+    def end_offset(self) -> int: ...
+
+    @property
+    def end(self) -> Any: ...
+
+    def read(self, offset: int, max_bytes: int, *, limit: Any, at_least_one: bool) -> StateRead: ...
+
+
+class StateAppend(Protocol):
+    """Where an append ended up."""
+
+    @property
+    def base_offset(self) -> int: ...
+
+    @property
+    def last_offset(self) -> int: ...
+
+
+class StatePartition(Protocol):
+    """The part of `replication.partition.Partition` that is needed here."""
+
+    @property
+    def leader_epoch(self) -> int: ...
+
+    @property
+    def log(self) -> StateLog: ...
+
+    def append(self, records: bytes, *, from_client: bool) -> StateAppend: ...
+
+    async def wait_committed(self, last_offset: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StateRecord:
+    """The latest record of a key; a value of None says that the key is gone."""
+
+    offset: int
+    key: bytes
+    value: bytes | None
+
+
+Entry = tuple[bytes, bytes | None]
+
+
+class StateTopic:
+    """One internal topic. `partition_of` returns a partition only while this broker leads it."""
+
+    def __init__(
+        self, name: str, partition_of: Callable[[int], StatePartition | None], partition_count: Callable[[], int]
+    ) -> None:
+        self.name = name
+        self._partition_of = partition_of
+        self._partition_count = partition_count
+
+    def __repr__(self) -> str:
+        return f"StateTopic({self.name}, {self._partition_count()} partitions)"
+
+    @property
+    def partition_count(self) -> int:
+        return self._partition_count()
+
+    def partition_for(self, key: str) -> int:
+        """The partition that keeps the state of `key`: by Java's hash of the string, as Kafka chooses it."""
+        return (java_hash(key) & 0x7FFFFFFF) % self._partition_count()
+
+    def leader_epoch(self, index: int) -> int | None:
+        """The epoch in which this broker leads the partition, or None where it does not."""
+        partition = self._partition_of(index)
+        return None if partition is None else partition.leader_epoch
+
+    def append(self, index: int, entries: Sequence[Entry], now_ms: int) -> StateAppend:
+        """Append one batch now; it is durable when `wait_committed(last_offset)` returns.
+
+        Raises ApiError where it cannot be appended; then nothing was.
+        """
+        records = [Record(delta, now_ms, key, value) for delta, (key, value) in enumerate(entries)]
+        return self._leading(index).append(encode_batch(records, base_offset=0), from_client=False)
+
+    async def wait_committed(self, index: int, last_offset: int) -> None:
+        """Return when the record is on every replica that counts. Cancellation changes nothing in the log."""
+        await self._leading(index).wait_committed(last_offset)
+
+    async def load(self, index: int) -> list[StateRecord]:
+        """The latest record of every key, tombstones included, in the order of the log.
+
+        Reads in slices and lets the loop run between them. Cancellation ends the reading and nothing else.
+        """
+        log = self._leading(index).log
+        latest: dict[bytes, StateRecord] = {}
+        offset, end, limit = log.start_offset, log.end_offset, log.end
+        while offset < end:
+            data = log.read(offset, _SLICE_BYTES, limit=limit, at_least_one=True).data
+            read_from = offset
+            for batch in split(data):
+                offset = batch.header.last_offset + 1
+                if batch.header.is_control:
+                    continue
+                for record in iter_records(batch.data):
+                    if record.key is not None:
+                        # Re-inserted, so that the dictionary stays in the order of the log.
+                        latest.pop(record.key, None)
+                        latest[record.key] = StateRecord(record.offset, record.key, record.value)
+            if offset <= read_from:
+                break
+            await breathe()
+        return list(latest.values())
+
+    def _leading(self, index: int) -> StatePartition:
+        partition = self._partition_of(index)
+        if partition is None:
+            raise ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{self.name}-{index} is not led by this broker")
+        return partition
+
+
+async def breathe() -> None:
+    """Let everything else that is ready on the loop run once."""
+    loop = asyncio.get_running_loop()
+    turn = loop.create_future()
+    loop.call_soon(_done, turn)
+    await turn
+
+
+def _done(turn: asyncio.Future[None]) -> None:
+    if not turn.done():
+        turn.set_result(None)
+
+
+def java_hash(text: str) -> int:
+    """`String.hashCode` of Java: over UTF-16 code units, modulo 2^32."""
+    value = 0
+    units = text.encode("utf-16-be", "surrogatepass")
+    for position in range(0, len(units), 2):
+        value = (31 * value + (units[position] << 8 | units[position + 1])) & 0xFFFFFFFF
+    return value

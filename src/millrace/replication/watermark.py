@@ -1,0 +1,76 @@
+"""An offset that only grows, and those who wait for it.
+
+Two kinds of waiting: to `reach` a certain offset (a producer that wants acks=all), and `watch` for any movement at all
+(a long poll over many partitions). Both are woken on the loop, in the call that moves the mark.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+from collections.abc import Callable
+
+Watcher = Callable[[], None]
+
+
+class Watermark:
+    """A monotonic offset with waiters. Owner: the partition it belongs to."""
+
+    __slots__ = ("_order", "_waiters", "_watchers", "offset")
+
+    def __init__(self, offset: int) -> None:
+        self.offset = offset
+        self._waiters: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._order = itertools.count()
+        self._watchers: set[Watcher] = set()
+
+    def __repr__(self) -> str:
+        return f"Watermark({self.offset}, {len(self._waiters)} waiting, {len(self._watchers)} watching)"
+
+    def advance(self, offset: int) -> None:
+        """Move forward and wake whoever this concerns; an offset at or below the mark changes nothing."""
+        if offset <= self.offset:
+            return
+        self.offset = offset
+        waiters = self._waiters
+        while waiters and waiters[0][0] <= offset:
+            future = heapq.heappop(waiters)[2]
+            if not future.done():
+                future.set_result(None)
+        if self._watchers:
+            self.notify()
+
+    def rewind(self, offset: int) -> None:
+        """Set the mark lower, as truncation does; nobody is woken."""
+        self.offset = min(self.offset, offset)
+
+    def reach(self, offset: int) -> asyncio.Future[None] | None:
+        """A future that is done once the mark is at `offset` or above, or None where it already is.
+
+        It ends with an exception when `fail` is called. Cancelling it just leaves the line.
+        """
+        if self.offset >= offset:
+            return None
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._waiters, (offset, next(self._order), future))
+        return future
+
+    def watch(self, watcher: Watcher) -> None:
+        self._watchers.add(watcher)
+
+    def unwatch(self, watcher: Watcher) -> None:
+        self._watchers.discard(watcher)
+
+    def notify(self) -> None:
+        """Wake everybody who watches, without moving: what they read may have changed in another way."""
+        for watcher in tuple(self._watchers):
+            watcher()
+
+    def fail(self, error: Exception) -> None:
+        """End every wait with `error`: the offset will not be reached here any more."""
+        waiters, self._waiters = self._waiters, []
+        for _, _, future in waiters:
+            if not future.done():
+                future.set_exception(error)
+        self.notify()

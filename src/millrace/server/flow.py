@@ -1,0 +1,92 @@
+"""Bounds on what a broker holds for its peers: bytes of requests in flight, connections in all and per address.
+
+`MemoryBudget` counts bytes of requests from the moment they arrive until their reply is handed to the socket. Over the
+budget, connections stop reading and line up; they go on in that order as bytes are given back. The first in the line
+is let through whenever nobody else is being served, because a broker full of half-received requests would otherwise
+wait for itself for ever.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Final
+
+DEFAULT_BUDGET_BYTES: Final = 256 * 1024 * 1024
+
+
+class MemoryBudget:
+    """Bytes of requests in flight, shared by all connections of a broker."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+        self.serving = 0
+        """Requests that have arrived whole and wait for their reply; they will give their bytes back by themselves."""
+        self._line: deque[Callable[[], None]] = deque()
+
+    def __repr__(self) -> str:
+        return f"MemoryBudget({self.used_bytes:,} of {self.limit_bytes:,} bytes, {len(self._line)} waiting)"
+
+    @property
+    def exhausted(self) -> bool:
+        return self.used_bytes > self.limit_bytes
+
+    def take(self, size_bytes: int) -> None:
+        self.used_bytes += size_bytes
+
+    def give_back(self, size_bytes: int) -> None:
+        self.used_bytes -= size_bytes
+        self._admit()
+
+    def begin_serving(self) -> None:
+        self.serving += 1
+
+    def end_serving(self, size_bytes: int) -> None:
+        self.serving -= 1
+        self.used_bytes -= size_bytes
+        if self._line:
+            self._admit()
+
+    def line_up(self, resume: Callable[[], None]) -> None:
+        """Call `resume` once there is room, or once nobody who could make room is left."""
+        self._line.append(resume)
+        self._admit()
+
+    def leave_line(self, resume: Callable[[], None]) -> None:
+        if resume in self._line:
+            self._line.remove(resume)
+            self._admit()
+
+    def _admit(self) -> None:
+        while self._line and (not self.exhausted or self.serving == 0):
+            resume = self._line.popleft()
+            resume()
+            if self.exhausted:
+                return
+
+
+class ConnectionLimits:
+    """How many connections there may be, in all and from one address."""
+
+    def __init__(self, total: int, per_host: int) -> None:
+        self._total = total
+        self._per_host = per_host
+        self._open: Counter[str] = Counter()
+        self.count = 0
+
+    def admit(self, host: str) -> str | None:
+        """Count one more connection, or say why it may not be."""
+        if self.count >= self._total:
+            return f"max.connections is {self._total}"
+        if self._open[host] >= self._per_host:
+            return f"max.connections.per.ip is {self._per_host}"
+        self._open[host] += 1
+        self.count += 1
+        return None
+
+    def release(self, host: str) -> None:
+        self.count -= 1
+        self._open[host] -= 1
+        if not self._open[host]:
+            del self._open[host]

@@ -1,0 +1,157 @@
+"""Accepting sockets: one listener per configured endpoint, and the sweep that closes idle connections.
+
+Owner of its connections and of the tasks that wait on their behalf. What is not here: what a connection does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+from collections.abc import Coroutine, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from millrace.errors import ConfigError
+from millrace.server.connection import Connection
+
+if TYPE_CHECKING:
+    from millrace.clock import Clock
+    from millrace.handlers.context import Services
+    from millrace.handlers.registry import Api
+    from millrace.server.flow import ConnectionLimits, MemoryBudget
+
+log = logging.getLogger(__name__)
+
+BACKLOG: Final = 1024
+IDLE_SWEEPS: Final = 4
+"""A connection is closed after between one and one and a quarter of connections.max.idle.ms."""
+
+
+class Listener:
+    """One listening socket and the connections that came through it."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        host: str,
+        port: int,
+        apis: Mapping[int, Api],
+        services: Services,
+        budget: MemoryBudget,
+        limits: ConnectionLimits,
+        max_frame_bytes: int,
+        max_idle_ms: int,
+        clock: Clock,
+    ) -> None:
+        self.name = name
+        self.host = host
+        self.port = port
+        self._apis = apis
+        self._services = services
+        self._budget = budget
+        self._limits = limits
+        self._max_frame_bytes = max_frame_bytes
+        self._max_idle_ms = max_idle_ms
+        self._clock = clock
+        self._sockets: list[socket.socket] = []
+        self._servers: list[asyncio.Server] = []
+        self._sweeper: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.connections: set[Connection] = set()
+
+    def __repr__(self) -> str:
+        return f"Listener({self.name}://{self.host}:{self.port}, {len(self.connections)} connections)"
+
+    def bind(self) -> None:
+        """Take the address; `port` is the real one afterwards. Raises ConfigError where it cannot be had.
+
+        Clients may connect from now on; they are answered once `serve` is called.
+        """
+        try:
+            addresses = socket.getaddrinfo(
+                self.host or None, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )
+        except OSError as error:
+            raise ConfigError(f"cannot listen on {self.host}: {error.strerror or error}") from None
+        failure: OSError | None = None
+        for family, _, _, _, address in addresses:
+            try:
+                # A host with two addresses listens on the same port of both.
+                sock = socket.create_server((address[0], self.port), family=family, backlog=BACKLOG)
+            except OSError as error:
+                failure = error
+                continue
+            sock.setblocking(False)
+            self._sockets.append(sock)
+            self.port = int(sock.getsockname()[1])
+        if self._sockets:
+            return
+        assert failure is not None
+        if failure.errno == errno.EADDRINUSE:
+            raise ConfigError(f"port {self.port} is already in use on {self.host or 'this machine'}: choose another")
+        raise ConfigError(f"cannot listen on {self.host or '*'}:{self.port}: {failure.strerror or failure}")
+
+    async def serve(self) -> None:
+        """Accept and answer."""
+        loop = asyncio.get_running_loop()
+        for sock in self._sockets:
+            self._servers.append(await loop.create_server(self._connect, sock=sock, backlog=BACKLOG))
+        self._sweeper = loop.create_task(self._sweep(), name=f"idle-sweep-{self.name}")
+
+    def _connect(self) -> Connection:
+        connection = Connection(
+            apis=self._apis,
+            services=self._services,
+            listener=self.name,
+            budget=self._budget,
+            limits=self._limits,
+            max_frame_bytes=self._max_frame_bytes,
+            spawn=self._spawn,
+            on_closed=self.connections.discard,
+        )
+        self.connections.add(connection)
+        return connection
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _sweep(self) -> None:
+        """Close connections that sent no whole request for connections.max.idle.ms."""
+        while True:
+            await self._clock.sleep(max(self._max_idle_ms / 1000 / IDLE_SWEEPS, 0.05))
+            for connection in tuple(self.connections):
+                connection.idle_marks = connection.idle_marks + 1 if connection.idle_since_mark else 0
+                connection.idle_since_mark = not connection.waiting
+                if connection.idle_marks > IDLE_SWEEPS:
+                    log.info("closing %r: idle for %d ms", connection, self._max_idle_ms)
+                    connection.close()
+
+    def stop_accepting(self) -> None:
+        for server in self._servers:
+            server.close()
+        for sock in self._sockets:
+            sock.close()
+        self._servers.clear()
+        self._sockets.clear()
+
+    async def stop(self, grace_s: float) -> None:
+        """Answer what has begun, for at most `grace_s`; then close everything."""
+        self.stop_accepting()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            await asyncio.wait([self._sweeper])
+        for connection in tuple(self.connections):
+            connection.drain()
+        if self._tasks:
+            await asyncio.wait(tuple(self._tasks), timeout=grace_s)
+        for connection in tuple(self.connections):
+            connection.abort()
+        for task in tuple(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(tuple(self._tasks))

@@ -1,0 +1,1066 @@
+"""One partition's log: append, read, find by time, roll, retain, truncate.
+
+The files of a partition's directory and who owns each: `<base>.log` with its indexes (`segment`, `index`, `txnindex`),
+`<offset>.snapshot` (`producers`), `leader-epoch-checkpoint` (`epochs`, `checkpoint`), `partition.metadata`
+(`checkpoint`). What is believed of them after a crash: `recovery`.
+
+Not here: who may read up to where (the high watermark), waiting, replication, and threads: a `Log` is synchronous and
+belongs to the event loop. Syncing is two steps, `begin_flush` on the loop and `FlushTicket.run` in any thread, so that
+a flusher can group many logs (`flusher`).
+
+Invariants:
+- A failed append changes nothing: the next one goes to the same offset and the same position.
+- Offsets increase strictly; `start_offset` <= `flushed.offset` <= `end_offset`, but for a truncation in between.
+- After a clean stop a log opens nothing until it is used: start and end come from the directory's checkpoints.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from millrace.clock import Clock
+from millrace.errors import ApiError, CorruptLogError, ErrorCode, StorageError
+from millrace.model import NO_TIMESTAMP
+from millrace.records.batch import (
+    HEADER_BYTES,
+    LOG_OVERHEAD_BYTES,
+    NO_LIMIT_MS,
+    STAMP,
+    STAMP_BYTES,
+    Batch,
+    BatchHeader,
+    ProduceLimits,
+    TimestampType,
+    crc_matches,
+    read_header,
+    split,
+    stamp_log_append_time,
+    validate_produced,
+)
+from millrace.records.compression import DEFAULT_MAX_BYTES, Buffer, Codec, codec_named
+from millrace.records.control import decode_end_marker
+from millrace.records.decode import check_records, decode_records
+from millrace.records.encode import recompress
+from millrace.storage import checkpoint, recovery
+from millrace.storage.epochs import LeaderEpochs
+from millrace.storage.files import DiskFile, Files
+from millrace.storage.index import TIME_ENTRY_BYTES
+from millrace.storage.producers import DEFAULT_EXPIRATION_MS, DEFAULT_MAX_PRODUCERS, ProducerEntry, Producers
+from millrace.storage.recovery import LoadOptions, LogPosition, LogState
+from millrace.storage.retention import SegmentAge, expired_segments
+from millrace.storage.segment import (
+    DELETED_SUFFIX,
+    LOG_SUFFIX,
+    MAX_RELATIVE_OFFSET,
+    PLACE,
+    PLACE_BYTES,
+    SNAPSHOT_SUFFIX,
+    IndexCache,
+    Segment,
+    file_name,
+)
+from millrace.storage.txnindex import AbortedTransaction
+
+logger = logging.getLogger(__name__)
+
+_SEARCH_CHUNK_BYTES: Final = 64 * 1024
+_MAX_HINTS: Final = 256
+_ASK_ALWAYS: Final = -2
+_WEEK_MS: Final = 7 * 24 * 3600 * 1000
+
+
+class FlushMode(Enum):
+    """When written data is synced to disk."""
+
+    GROUP = "group"
+    """Always, as soon as the disk is free; acks=all waits for it."""
+    OS = "os"
+    """When the kernel likes to, and a segment when it is rolled: Kafka's default."""
+    INTERVAL = "interval"
+    """Within `flush_interval_ms` of a write."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogConfig:
+    """A topic's settings, as far as its logs need them; names and defaults are Kafka's, except for `flush_mode`."""
+
+    segment_bytes: int = 1 << 30
+    segment_ms: int = _WEEK_MS
+    retention_ms: int = _WEEK_MS
+    retention_bytes: int = -1
+    index_interval_bytes: int = 4096
+    segment_index_bytes: int = 10 * 1024 * 1024
+    max_message_bytes: int = 1_048_588
+    timestamp_type: TimestampType = TimestampType.CREATE
+    timestamp_before_max_ms: int = NO_LIMIT_MS
+    timestamp_after_max_ms: int = 3_600_000
+    compact: bool = False
+    delete: bool = True
+    compression_type: str = "producer"
+    flush_mode: FlushMode = FlushMode.GROUP
+    flush_interval_ms: int = 1000
+    file_delete_delay_ms: int = 60_000
+    producer_expiration_ms: int = DEFAULT_EXPIRATION_MS
+    max_producers: int = DEFAULT_MAX_PRODUCERS
+    validate_records: bool = False
+    """Walk every record of a produced batch (`records.decode.check_records`), not only its header and CRC."""
+    max_decompressed_bytes: int = DEFAULT_MAX_BYTES
+
+    @property
+    def produce_limits(self) -> ProduceLimits:
+        return ProduceLimits(self.max_message_bytes, self.timestamp_before_max_ms, self.timestamp_after_max_ms)
+
+    @property
+    def target_codec(self) -> Codec | None:
+        """The codec that batches are stored in; None: as the producer sent them."""
+        return None if self.compression_type == "producer" else codec_named(self.compression_type)
+
+    @property
+    def load_options(self) -> LoadOptions:
+        return LoadOptions(self.index_interval_bytes, self.compact, self.producer_expiration_ms, self.max_producers)
+
+
+class Appended(NamedTuple):
+    """Where a batch went; for a duplicate, where the original did."""
+
+    base_offset: int
+    last_offset: int
+    log_append_time_ms: int
+    start_offset: int
+    duplicate: bool
+
+
+class ReadResult(NamedTuple):
+    """Whole batches, and the offset to read next."""
+
+    data: bytes | memoryview
+    next_offset: int
+
+
+class FoundOffset(NamedTuple):
+    """A record found by its time."""
+
+    offset: int
+    timestamp_ms: int
+    leader_epoch: int
+
+
+@dataclass(slots=True)
+class FlushTicket:
+    """What must reach the disk for a log to count as flushed up to `end`; made and finished on the loop."""
+
+    log: Log
+    end: LogPosition
+    generation: int
+    rolled: bool
+    pinned: list[tuple[DiskFile, int]]
+    directories: list[Path]
+    loose_files: list[Path]
+    replacements: list[tuple[Path, bytes]]
+
+    def run(self, files: Files) -> None:
+        """Sync everything; any thread. A `StorageError` is final: what was dirty may be lost already."""
+        for file, fd in self.pinned:
+            files.sync_descriptor(file.path, fd)
+        for path in self.loose_files:
+            files.sync_path(path)
+        for path, data in self.replacements:
+            files.replace_bytes(path, data)
+        for directory in self.directories:
+            files.sync_directory(directory)
+
+
+class Log:
+    """A partition's records on disk. See the module for owner and invariants."""
+
+    def __init__(
+        self, directory: Path, config: LogConfig, *, clock: Clock, files: Files, state: LogState, cache: IndexCache
+    ) -> None:
+        self.directory = directory
+        self.config = config
+        self.start_offset = state.start_offset
+        self.end_offset = max(state.recovery_point, state.start_offset)
+        self.failure: StorageError | None = None
+        """Why the log is offline: every use of it raises this."""
+        self.on_flushed: list[Callable[[], object]] = []
+        """Called on the loop whenever `flushed` has advanced."""
+        self.request_flush: Callable[[Log], object] | None = None
+        """Called when there is something to sync: at every append by `flush_mode`, and at every roll."""
+        self.discard: Callable[[list[Path]], object] | None = None
+        """Takes files that are no longer part of the log and removes them, perhaps later."""
+        self._clock = clock
+        self._files = files
+        self._state = state
+        self._cache = cache
+        self._loaded = False
+        self._segments: list[Segment] = []
+        self._bases: list[int] = []
+        self._active: Segment
+        self._end = LogPosition(self.end_offset, 0, 0)
+        self._flushed = self._end
+        self._epochs = LeaderEpochs()
+        self._latest_epoch = -1
+        self._producers = Producers()
+        self._snapshot_offset = -1
+        self._hints: dict[int, tuple[Segment, int]] = {}
+        self._unsynced: dict[Segment, None] = {}
+        self._unsynced_directories: dict[Path, None] = {}
+        self._unsynced_files: list[Path] = []
+        self._rolled = False
+        self._generation = 0
+        self._set_config(config)
+
+    @classmethod
+    def open(
+        cls,
+        directory: Path,
+        config: LogConfig,
+        *,
+        clock: Clock,
+        files: Files,
+        state: LogState | None = None,
+        cache: IndexCache | None = None,
+    ) -> Log:
+        """The log of a directory: nothing is read after a clean stop, all that may be torn is checked otherwise.
+
+        Raises `CorruptLogError` where flushed data is damaged, `StorageError` where the disk fails.
+        """
+        log = cls(directory, config, clock=clock, files=files, state=state or LogState(), cache=cache or IndexCache())
+        if not log._state.clean:
+            log._load()
+        return log
+
+    def __repr__(self) -> str:
+        return f"Log({self.directory.name}, {self.start_offset}..{self.end_offset}, {len(self._segments)} segments)"
+
+    # --- what is known ------------------------------------------------------------------------------------------------
+
+    @property
+    def end(self) -> LogPosition:
+        """Where the next batch goes."""
+        if not self._loaded:
+            self._load()
+        return self._end
+
+    @property
+    def flushed(self) -> LogPosition:
+        """Up to where the log is known to be on disk."""
+        if not self._loaded:
+            self._load()
+        return self._flushed
+
+    @property
+    def flushed_offset(self) -> int:
+        return self._flushed.offset
+
+    @property
+    def latest_epoch(self) -> int:
+        """The leader epoch of the last batch, or of the last one assigned; -1 where there is none."""
+        if not self._loaded:
+            self._load()
+        return self._latest_epoch
+
+    @property
+    def producers(self) -> list[ProducerEntry]:
+        """The producers that the log remembers."""
+        if not self._loaded:
+            self._load()
+        return list(self._producers)
+
+    @property
+    def first_unstable_offset(self) -> int | None:
+        """Where the oldest open transaction begins, if there is one."""
+        if not self._loaded:
+            self._load()
+        return self._producers.first_unstable_offset
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of all segments; does not open a log that was not used yet."""
+        if self._loaded:
+            return sum(segment.size_bytes for segment in self._segments)
+        return sum(
+            self._files.size_of(self.directory / name) or 0
+            for name in self._files.names(self.directory)
+            if name.endswith(LOG_SUFFIX)
+        )
+
+    @property
+    def segment_count(self) -> int:
+        if not self._loaded:
+            self._load()
+        return len(self._segments)
+
+    # --- append -------------------------------------------------------------------------------------------------------
+
+    def append(
+        self, records: bytes | memoryview, *, leader_epoch: int, now_ms: int, from_client: bool = True
+    ) -> Appended:
+        """Append one batch as the leader: checked, given the next offset, written without copying its records.
+
+        A client's batch passes all checks; one of the broker's own (`from_client=False`) may be a control batch and is
+        only checked for its shape. Raises `ApiError` for what the sender did, `StorageError` for what the disk did.
+        """
+        if not self._loaded:
+            self._load()
+        log_append_time_ms = NO_TIMESTAMP
+        if from_client:
+            header = validate_produced(records, self._limits, now_ms)
+            if header[9] >= 0:
+                original = self._producers.check(header)
+                if original is not None:
+                    return Appended(original.first_offset, original.last_offset, NO_TIMESTAMP, self.start_offset, True)
+            head_bytes = STAMP_BYTES
+            if self._special:
+                header, records, head_bytes = self._prepare(header, records, now_ms)
+        else:
+            header = self._check_internal(records)
+            head_bytes = STAMP_BYTES
+        size = len(records)
+        max_timestamp_ms = header[8]
+        base_offset = self.end_offset
+        last_offset = base_offset + header[6]
+        segment = self._active
+        if (
+            segment.size_bytes + size > self._roll_check_bytes
+            or max_timestamp_ms > self._roll_after_ms
+            or last_offset - segment.base_offset > MAX_RELATIVE_OFFSET
+        ) and self._should_roll(size, max_timestamp_ms, last_offset, now_ms):
+            segment = self.roll()
+        view = memoryview(records)
+        if head_bytes == STAMP_BYTES:
+            head = STAMP.pack(base_offset, header[1], leader_epoch)
+        else:
+            head = header._replace(base_offset=base_offset, leader_epoch=leader_epoch).pack()
+            if header.timestamp_type is TimestampType.LOG_APPEND:
+                log_append_time_ms = max_timestamp_ms
+        position = segment.size_bytes
+        segment.write((head, view[head_bytes:]), size)
+        if not position:
+            self._note_first_write(segment, max_timestamp_ms, now_ms)
+        segment.note(last_offset, max_timestamp_ms, size)
+        if leader_epoch != self._latest_epoch:
+            self._assign_epoch(leader_epoch, base_offset)
+        if header[9] >= 0:
+            self._note_producer(header, base_offset, records, segment)
+        self.end_offset = end_offset = last_offset + 1
+        self._end = LogPosition(end_offset, segment.base_offset, position + size)
+        self._unsynced[segment] = None
+        if self._flush_on_append and self.request_flush is not None:
+            self.request_flush(self)
+        return Appended(base_offset, last_offset, log_append_time_ms, self.start_offset, False)
+
+    def append_as_follower(self, records: bytes | memoryview) -> int:
+        """Append batches as the leader has stamped them; returns the new end offset. All or nothing."""
+        if not self._loaded:
+            self._load()
+        batches = list(split(records))
+        if not batches:
+            return self.end_offset
+        expected = self.end_offset
+        for batch in batches:
+            header = batch.header
+            if header.base_offset < expected or header.last_offset_delta < 0:
+                raise ApiError(
+                    ErrorCode.CORRUPT_MESSAGE,
+                    f"the leader sent offset {header.base_offset} where {expected} should follow",
+                )
+            if not crc_matches(batch.data):
+                raise ApiError(ErrorCode.CORRUPT_MESSAGE, f"the batch at {header.base_offset} has a wrong CRC")
+            expected = header.next_offset
+        now_ms = self._clock.wall_ms()
+        size = len(records)
+        max_timestamp_ms = max(batch.header.max_timestamp_ms for batch in batches)
+        if self._should_roll(size, max_timestamp_ms, batches[-1].header.last_offset, now_ms):
+            self.roll()
+        segment = self._active
+        first = not segment.size_bytes
+        segment.write((records,), size)
+        if first:
+            self._note_first_write(segment, batches[0].header.max_timestamp_ms, now_ms)
+        for header, data in batches:
+            segment.note(header.last_offset, header.max_timestamp_ms, header.size_bytes)
+            self._assign_epoch(header.leader_epoch, header.base_offset)
+            if header.producer_id >= 0:
+                self._note_producer(header, header.base_offset, data, segment)
+        self.end_offset = expected
+        self._end = LogPosition(expected, segment.base_offset, segment.size_bytes)
+        self._unsynced[segment] = None
+        if self._flush_on_append and self.request_flush is not None:
+            self.request_flush(self)
+        return expected
+
+    def assign_epoch(self, epoch: int) -> None:
+        """A new leader epoch begins at the log's end."""
+        if not self._loaded:
+            self._load()
+        self._assign_epoch(epoch, self.end_offset)
+
+    def _assign_epoch(self, epoch: int, offset: int) -> None:
+        if epoch > self._latest_epoch:
+            self._epochs.assign(epoch, offset)
+            self._latest_epoch = epoch
+
+    def _note_first_write(self, segment: Segment, max_timestamp_ms: int, now_ms: int) -> None:
+        """A segment's file has just come to be: its name must be made durable too, and its age begins."""
+        self._unsynced_directories[self.directory] = None
+        if max_timestamp_ms >= 0:
+            self._roll_after_ms = max_timestamp_ms + self.config.segment_ms
+        else:
+            segment.created_ms = now_ms
+
+    def _note_producer(self, header: BatchHeader, base_offset: int, batch: Buffer, segment: Segment) -> None:
+        if not header.is_control:
+            self._producers.record(header, base_offset)
+            return
+        try:
+            marker = decode_end_marker(batch)
+        except ApiError as error:
+            logger.warning("%s: unreadable control batch at offset %d: %s", self.directory, base_offset, error)
+            return
+        if marker is None:
+            return
+        aborted = self._producers.record_marker(header, base_offset, marker)
+        if aborted is not None:
+            try:
+                segment.txn_index.append(aborted)
+            except StorageError as failure:
+                # Without this entry a reader would take aborted records for committed ones; a restart builds it anew.
+                self.fail(failure)
+                raise
+
+    def _prepare(
+        self, header: BatchHeader, records: bytes | memoryview, now_ms: int
+    ) -> tuple[BatchHeader, bytes | memoryview, int]:
+        """What some topics ask beyond the header: keys, a codec of their own, the broker's timestamps."""
+        config = self.config
+        if config.compact or config.validate_records:
+            check_records(records, require_keys=config.compact, max_bytes=config.max_decompressed_bytes)
+        codec = self._target_codec
+        if codec is not None and codec is not header.codec:
+            records = recompress(records, codec, max_bytes=config.max_decompressed_bytes)
+            header = read_header(records)
+            if len(records) > config.max_message_bytes:
+                raise ApiError(
+                    ErrorCode.MESSAGE_TOO_LARGE,
+                    f"the batch has {len(records)} bytes as {codec.name.lower()}, "
+                    f"the topic allows {config.max_message_bytes}",
+                )
+        if config.timestamp_type is TimestampType.LOG_APPEND:
+            return stamp_log_append_time(header, records, now_ms), records, HEADER_BYTES
+        return header, records, STAMP_BYTES
+
+    def _check_internal(self, records: bytes | memoryview) -> BatchHeader:
+        header = read_header(records)
+        if header.size_bytes != len(records) or header.count < 1 or header.last_offset_delta < 0:
+            raise ApiError(ErrorCode.INVALID_RECORD, "exactly one whole record batch is appended at a time")
+        if len(records) > self.config.max_message_bytes:
+            raise ApiError(
+                ErrorCode.MESSAGE_TOO_LARGE,
+                f"the record batch has {len(records)} bytes, the topic allows {self.config.max_message_bytes}",
+            )
+        if header.is_control:
+            marker = decode_end_marker(records)
+            if marker is not None:
+                self._producers.check_marker(header, marker)
+        return header
+
+    # --- rolling ------------------------------------------------------------------------------------------------------
+
+    def _should_roll(self, size: int, max_timestamp_ms: int, last_offset: int, now_ms: int) -> bool:
+        segment = self._active
+        if size > self._segment_bytes:
+            raise ApiError(
+                ErrorCode.RECORD_LIST_TOO_LARGE,
+                f"the record batch has {size} bytes, a segment of this topic {self._segment_bytes}",
+            )
+        if not segment.size_bytes:
+            # An empty segment rolls only if its base is too far away, which a reset follower can meet.
+            return last_offset - segment.base_offset > MAX_RELATIVE_OFFSET
+        if segment.size_bytes + size > self._segment_bytes or last_offset - segment.base_offset > MAX_RELATIVE_OFFSET:
+            return True
+        if len(segment.offset_index) >= self._max_index_entries:
+            return True
+        first_ms = segment.rolling_timestamp_ms()
+        waited_ms = max_timestamp_ms - first_ms if first_ms >= 0 else now_ms - segment.created_ms
+        if waited_ms > self.config.segment_ms:
+            return True
+        self._roll_after_ms = first_ms + self.config.segment_ms if first_ms >= 0 else _ASK_ALWAYS
+        return False
+
+    def roll(self) -> Segment:
+        """Seal the active segment and go on in a new one at the end offset; its file comes with its first batch."""
+        if not self._loaded:
+            self._load()
+        old = self._active
+        if not old.size_bytes:
+            return old
+        try:
+            old.seal()
+            self._snapshot_producers()
+        except StorageError as error:
+            # Both are rebuilt when they are missed; if the disk is really gone, the coming write says so.
+            logger.warning("%s: could not save the state of a sealed segment: %s", self.directory, error)
+        segment = Segment(
+            self._files,
+            self.directory,
+            self.end_offset,
+            created_ms=self._clock.wall_ms(),
+            index_interval_bytes=self.config.index_interval_bytes,
+            cache=self._cache,
+        )
+        self._segments.append(segment)
+        self._bases.append(segment.base_offset)
+        self._active = segment
+        self._roll_after_ms = _ASK_ALWAYS
+        self._end = LogPosition(self.end_offset, segment.base_offset, 0)
+        self._rolled = True
+        if self.request_flush is not None:
+            self.request_flush(self)
+        return segment
+
+    def _snapshot_producers(self) -> None:
+        if self._snapshot_offset == self.end_offset:
+            return
+        path = self.directory / file_name(self.end_offset, SNAPSHOT_SUFFIX)
+        self._files.write_bytes(path, self._producers.to_bytes())
+        self._snapshot_offset = self.end_offset
+
+    # --- read ---------------------------------------------------------------------------------------------------------
+
+    def read(
+        self, offset: int, max_bytes: int, *, limit: LogPosition | None = None, at_least_one: bool = True
+    ) -> ReadResult:
+        """Whole batches from the one that holds `offset` on, of one segment, up to `limit` (the log's end if None).
+
+        At most `max_bytes`, except that with `at_least_one` the first batch comes whatever its size. Raises
+        OFFSET_OUT_OF_RANGE outside of start and end.
+        """
+        if not self._loaded:
+            self._load()
+        end = self._end if limit is None else limit
+        if offset >= end.offset or offset < self.start_offset:
+            if self.start_offset <= offset <= self.end_offset:
+                return ReadResult(b"", offset)
+            raise ApiError(
+                ErrorCode.OFFSET_OUT_OF_RANGE,
+                f"offset {offset} is outside of {self.start_offset} to {self.end_offset}",
+            )
+        hint = self._hints.get(offset)
+        if hint is not None and hint[1] < hint[0].size_bytes:
+            segment, position = hint
+        else:
+            segment, position = self._locate(offset)
+        if end.segment_base == segment.base_offset:
+            stop = end.position_bytes
+            next_offset = end.offset
+        elif end.segment_base > segment.base_offset:
+            stop = segment.size_bytes
+            next_offset = self._bases[bisect_right(self._bases, segment.base_offset)]
+        else:
+            return ReadResult(b"", offset)
+        size = stop - position
+        if size <= 0:
+            return ReadResult(b"", offset)
+        if size <= max_bytes:
+            data = segment.pread(size, position)
+            self._hint(next_offset, segment, stop)
+            return ReadResult(data, next_offset)
+        return self._read_part(segment, position, stop, offset, max_bytes, at_least_one=at_least_one)
+
+    def _read_part(
+        self, segment: Segment, position: int, stop: int, offset: int, max_bytes: int, *, at_least_one: bool
+    ) -> ReadResult:
+        """As many whole batches as `max_bytes` holds: the index says where near the end to look for the boundary."""
+        data = b""
+        if max_bytes >= PLACE_BYTES:
+            data = segment.pread(max_bytes, position)
+            place = segment.batch_boundary(position + max_bytes - PLACE_BYTES, position) - position
+            fits = 0
+            next_offset = offset
+            while place + PLACE_BYTES <= max_bytes:
+                base, length, delta = PLACE.unpack_from(data, place)
+                after = place + length + LOG_OVERHEAD_BYTES
+                if length <= 0 or after > max_bytes:
+                    # The batch does not fit; the boundary itself does, unless it is the very first.
+                    if fits == 0 and place:
+                        fits, next_offset = place, base
+                    break
+                place = fits = after
+                next_offset = base + delta + 1
+            if fits:
+                self._hint(next_offset, segment, position + fits)
+                return ReadResult(data if fits == max_bytes else memoryview(data)[:fits], next_offset)
+        if not at_least_one:
+            return ReadResult(b"", offset)
+        _, length, _ = PLACE.unpack_from(data or segment.pread(PLACE_BYTES, position))
+        size = length + LOG_OVERHEAD_BYTES
+        if length <= 0 or size > stop - position:
+            raise CorruptLogError(f"{segment.log_file.path} has no batch at byte {position}")
+        batch = segment.pread(size, position)
+        header = read_header(batch)
+        self._hint(header.next_offset, segment, position + size)
+        return ReadResult(batch, header.next_offset)
+
+    def _locate(self, offset: int) -> tuple[Segment, int]:
+        slot = bisect_right(self._bases, offset) - 1
+        while True:
+            segment = self._segments[slot]
+            position = segment.locate(offset)
+            slot += 1
+            # An offset that compaction removed from the end of a segment is found at the start of the next.
+            if position < segment.size_bytes or slot == len(self._segments):
+                return segment, position
+
+    def _hint(self, offset: int, segment: Segment, position: int) -> None:
+        """Remember where a reader that goes on will find its next batch: it then needs neither index nor search."""
+        hints = self._hints
+        if len(hints) >= _MAX_HINTS:
+            hints.clear()
+        hints[offset] = (segment, position)
+
+    def read_batch(self, offset: int) -> Batch:
+        """The one batch that holds `offset`."""
+        data = self.read(offset, 0).data
+        return Batch(read_header(data), memoryview(data))
+
+    # --- find by time and epoch ---------------------------------------------------------------------------------------
+
+    def offset_for_time(self, timestamp_ms: int, limit: LogPosition | None = None) -> FoundOffset | None:
+        """The first record at or after `timestamp_ms` below `limit` (the log's end if None)."""
+        if not self._loaded:
+            self._load()
+        end_offset = self.end_offset if limit is None else limit.offset
+        start_offset = self.start_offset
+        for segment in self._segments:
+            if not segment.size_bytes or segment.largest_timestamp().timestamp_ms < timestamp_ms:
+                continue
+            position = segment.search_start(timestamp_ms, max(start_offset, segment.base_offset))
+            for place, header in segment.walk(position, _SEARCH_CHUNK_BYTES):
+                if header.base_offset >= end_offset:
+                    return None
+                if header.max_timestamp_ms < timestamp_ms or header.last_offset < start_offset:
+                    continue
+                for offset, found_ms in self._timestamps(segment, place, header):
+                    if found_ms >= timestamp_ms and offset >= start_offset:
+                        return FoundOffset(offset, found_ms, header.leader_epoch) if offset < end_offset else None
+        return None
+
+    def max_timestamp(self, limit: LogPosition | None = None) -> FoundOffset | None:
+        """The record with the largest timestamp (the first of several), below `limit`."""
+        if not self._loaded:
+            self._load()
+        end_offset = self.end_offset if limit is None else limit.offset
+        best: Segment | None = None
+        for segment in self._segments:
+            if segment.size_bytes and segment.base_offset < end_offset:
+                largest = segment.largest_timestamp().timestamp_ms
+                if best is None or largest > best.largest_timestamp().timestamp_ms:
+                    best = segment
+        if best is None or best.largest_timestamp().timestamp_ms < 0:
+            return None
+        target_ms = best.largest_timestamp().timestamp_ms
+        found = self.offset_for_time(target_ms, limit)
+        if found is not None:
+            return found
+        # The largest one lies above the limit: look at what lies below it.
+        best_found: FoundOffset | None = None
+        for segment in self._segments:
+            if not segment.size_bytes:
+                continue
+            for place, header in segment.walk():
+                if header.base_offset >= end_offset:
+                    return best_found
+                if header.last_offset < self.start_offset or (
+                    best_found is not None and header.max_timestamp_ms <= best_found.timestamp_ms
+                ):
+                    continue
+                for offset, timestamp_ms in self._timestamps(segment, place, header):
+                    if offset < end_offset and (best_found is None or timestamp_ms > best_found.timestamp_ms):
+                        best_found = FoundOffset(offset, timestamp_ms, header.leader_epoch)
+        return best_found
+
+    def _timestamps(self, segment: Segment, position: int, header: BatchHeader) -> list[tuple[int, int]]:
+        """(offset, timestamp) of a batch's records; for records that cannot be read, of the batch as a whole."""
+        if header.timestamp_type is TimestampType.LOG_APPEND or header.count == 1:
+            return [(header.base_offset, header.max_timestamp_ms)]
+        batch = segment.pread(header.size_bytes, position)
+        try:
+            records = decode_records(batch, max_bytes=self.config.max_decompressed_bytes)
+        except ApiError as error:
+            logger.warning("%s: the records at offset %d cannot be read: %s", self.directory, header.base_offset, error)
+            return [(header.base_offset, header.max_timestamp_ms)]
+        return [(record.offset, record.timestamp_ms) for record in records]
+
+    def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
+        """The largest epoch at or below `epoch` and where it ends in this log; (-1, -1) where it is not known."""
+        if not self._loaded:
+            self._load()
+        return self._epochs.end_offset_for(epoch, self.end_offset)
+
+    def epoch_for(self, offset: int) -> int:
+        """The leader epoch that wrote `offset`; -1 where it is not known."""
+        if not self._loaded:
+            self._load()
+        return self._epochs.epoch_for(offset)
+
+    def aborted_transactions(self, first_offset: int, end_offset: int) -> list[AbortedTransaction]:
+        """The aborted transactions that touch the offsets from `first_offset` up to `end_offset`."""
+        if not self._loaded:
+            self._load()
+        slot = max(bisect_right(self._bases, first_offset) - 1, 0)
+        found: list[AbortedTransaction] = []
+        for segment in self._segments[slot:]:
+            found += segment.txn_index.overlapping(first_offset, end_offset)
+        return found
+
+    # --- retention and truncation -------------------------------------------------------------------------------------
+
+    def delete_records_before(self, offset: int) -> int:
+        """Make `offset` the first one; whole segments below it are removed. Returns the start offset.
+
+        The directory's log-start checkpoint makes it last: see `LogDirs.checkpoint_start_offsets`.
+        """
+        if not self._loaded:
+            self._load()
+        if offset > self.end_offset or offset < 0:
+            raise ApiError(ErrorCode.OFFSET_OUT_OF_RANGE, f"offset {offset} is outside of 0 to {self.end_offset}")
+        if offset > self.start_offset:
+            self.start_offset = offset
+            self._epochs.truncate_start(offset)
+            self._delete_oldest(self._segments_below(offset))
+        return self.start_offset
+
+    def enforce_retention(self, now_ms: int, deletable_below: int | None = None) -> int:
+        """Remove segments that time, size or the start offset have made superfluous; returns how many.
+
+        Nothing at or above `deletable_below` (the high watermark; the log's end if None) is removed. An active segment
+        that is superfluous as a whole is rolled first.
+        """
+        if not self._loaded:
+            if self.end_offset == self.start_offset:
+                return 0
+            self._load()
+        self._producers.expire(now_ms, self.config.producer_expiration_ms)
+        config = self.config
+        ends = [*self._bases[1:], self.end_offset]
+        ages = [
+            SegmentAge(segment.base_offset, end, segment.size_bytes, segment.retention_timestamp_ms)
+            for segment, end in zip(self._segments, ends, strict=True)
+        ]
+        count = expired_segments(
+            ages,
+            now_ms=now_ms,
+            retention_ms=config.retention_ms if config.delete else -1,
+            retention_bytes=config.retention_bytes if config.delete else -1,
+            start_offset=self.start_offset,
+            deletable_below=self.end_offset if deletable_below is None else deletable_below,
+        )
+        if count == 0:
+            return 0
+        if count == len(self._segments):
+            self.roll()
+        self._delete_oldest(count)
+        if self._bases[0] > self.start_offset:
+            self.start_offset = self._bases[0]
+            self._epochs.truncate_start(self.start_offset)
+        return count
+
+    def _segments_below(self, offset: int) -> int:
+        """How many of the oldest segments lie below `offset` as a whole; the active one never counts."""
+        return max(bisect_right(self._bases, offset) - 1, 0)
+
+    def _delete_oldest(self, count: int) -> None:
+        if not count:
+            return
+        gone, self._segments = self._segments[:count], self._segments[count:]
+        self._bases = self._bases[count:]
+        if not self._active.exists:
+            # Without any file a crash would forget the offsets: the empty one must be there before the others go.
+            self._active.create()
+            self._files.sync_directory(self.directory)
+        self._hints.clear()
+        paths: list[Path] = []
+        for segment in gone:
+            paths += self._retire(segment)
+        for name in self._files.names(self.directory):
+            if name.endswith(SNAPSHOT_SUFFIX) and name < file_name(self._bases[0], SNAPSHOT_SUFFIX):
+                paths.append(self.directory / name)
+        self._remove(paths)
+        logger.info("%s: removed %d segments, the log starts at %d", self.directory, count, self._bases[0])
+
+    def _retire(self, segment: Segment) -> list[Path]:
+        """Take a segment out of every structure and mark its files, so that a start after a crash removes them."""
+        segment.close()
+        self._cache.forget(segment)
+        self._unsynced.pop(segment, None)
+        doomed: list[Path] = []
+        for path in segment.paths():
+            target = path.with_name(path.name + DELETED_SUFFIX)
+            if self._files.size_of(path) is not None:
+                self._files.rename(path, target)
+                doomed.append(target)
+        return doomed
+
+    def _remove(self, paths: list[Path]) -> None:
+        if self.discard is not None:
+            self.discard(paths)
+            return
+        for path in paths:
+            self._files.remove(path)
+
+    def truncate_to(self, offset: int) -> None:
+        """Drop every batch that reaches `offset` or beyond; producers and epochs are rolled back with them."""
+        if not self._loaded:
+            self._load()
+        if offset >= self.end_offset:
+            return
+        if offset <= self.start_offset:
+            self.reset_to(offset)
+            return
+        self._generation += 1
+        self._hints.clear()
+        slot = max(bisect_right(self._bases, offset) - 1, 0)
+        paths: list[Path] = []
+        for segment in self._segments[slot + 1 :]:
+            paths += self._retire(segment)
+        del self._segments[slot + 1 :], self._bases[slot + 1 :]
+        active = self._active = self._segments[-1]
+        position = active.locate(offset)
+        end_offset = offset
+        if position < active.size_bytes:
+            end_offset = active.walk(position).__next__().header.base_offset
+            active.truncate(position, end_offset)
+        else:
+            active.sealed = False
+        self._unsynced[active] = None
+        self.end_offset = end_offset
+        self._end = LogPosition(end_offset, active.base_offset, active.size_bytes)
+        if self._flushed.offset > end_offset:
+            self._flushed = self._end
+        self._roll_after_ms = _ASK_ALWAYS
+        self._epochs.truncate_end(end_offset)
+        self._latest_epoch = self._epochs.latest
+        self._reload_producers()
+        self._remove(paths)
+        if self.request_flush is not None:
+            self.request_flush(self)
+
+    def reset_to(self, offset: int) -> None:
+        """Drop everything and go on at `offset`: for a follower whose leader has nothing older."""
+        if not self._loaded:
+            self._load()
+        self._generation += 1
+        self._hints.clear()
+        paths: list[Path] = []
+        for segment in self._segments:
+            paths += self._retire(segment)
+        paths += [self.directory / name for name in self._files.names(self.directory) if name.endswith(SNAPSHOT_SUFFIX)]
+        self._snapshot_offset = -1
+        segment = Segment(
+            self._files,
+            self.directory,
+            offset,
+            created_ms=self._clock.wall_ms(),
+            index_interval_bytes=self.config.index_interval_bytes,
+            cache=self._cache,
+        )
+        segment.create()
+        self._files.sync_directory(self.directory)
+        self._segments, self._bases, self._active = [segment], [offset], segment
+        self.start_offset = self.end_offset = offset
+        self._end = self._flushed = LogPosition(offset, offset, 0)
+        self._roll_after_ms = _ASK_ALWAYS
+        self._epochs.clear()
+        self._latest_epoch = -1
+        self._producers.clear()
+        self._remove(paths)
+
+    def _reload_producers(self) -> None:
+        """The producers' state at the end of the log, after a truncation: from a snapshot below it."""
+        offsets = sorted(int(name[:20]) for name in self._files.names(self.directory) if name.endswith(SNAPSHOT_SUFFIX))
+        state: Producers | None = None
+        covered = -1
+        self._snapshot_offset = -1
+        for offset in reversed(offsets):
+            path = self.directory / file_name(offset, SNAPSHOT_SUFFIX)
+            if offset > self.end_offset:
+                self._files.remove(path)
+            elif state is None:
+                state = Producers.from_bytes(self._files.read_bytes(path) or b"", self.config.max_producers)
+                covered = offset if state is not None else -1
+                self._snapshot_offset = max(self._snapshot_offset, covered)
+        self._producers = state or Producers(self.config.max_producers)
+        recovery.replay(self._producers, self._segments, covered)
+
+    # --- flushing -----------------------------------------------------------------------------------------------------
+
+    @property
+    def dirty(self) -> bool:
+        """Whether something waits to be synced."""
+        return bool(self._unsynced or self._unsynced_directories or self._unsynced_files or self._rolled)
+
+    def begin_flush(self, *, final: bool = False) -> FlushTicket | None:
+        """What to sync, so that everything up to the current end is on disk; None where nothing is to do.
+
+        A `final` one, before a clean close, also writes epochs that no record has followed yet.
+        """
+        if not self._loaded or not (self.dirty or (final and self._epochs.dirty)):
+            return None
+        pinned: list[tuple[DiskFile, int]] = []
+        try:
+            for file in [segment.log_file for segment in self._unsynced if segment.exists]:
+                pinned.append((file, self._files.pin(file)))  # noqa: PERF401 - those before a failure must be known
+        except StorageError:
+            for held, _ in pinned:
+                self._files.unpin(held)
+            raise
+        replacements = []
+        if self._epochs.dirty:
+            data = checkpoint.render_epochs(self._epochs.entries())
+            replacements.append((self.directory / checkpoint.LEADER_EPOCHS, data))
+            self._epochs.dirty = False
+        ticket = FlushTicket(
+            self,
+            self._end,
+            self._generation,
+            self._rolled,
+            pinned,
+            list(self._unsynced_directories),
+            self._unsynced_files,
+            replacements,
+        )
+        self._unsynced = {}
+        self._unsynced_directories = {}
+        self._unsynced_files = []
+        self._rolled = False
+        return ticket
+
+    def end_flush(self, ticket: FlushTicket, *, synced: bool = True) -> None:
+        """Take the result of a ticket: `flushed` advances and the listeners are told."""
+        for file, _ in ticket.pinned:
+            self._files.unpin(file)
+        # After a truncation the ticket's end may not exist any more; the flush that follows it will speak for the rest.
+        if synced and ticket.generation == self._generation and ticket.end.offset >= self._flushed.offset:
+            self._flushed = ticket.end
+            for callback in self.on_flushed:
+                callback()
+
+    def flush(self) -> None:
+        """Sync now, in this thread."""
+        self._flush()
+
+    def _flush(self, *, final: bool = False) -> None:
+        ticket = self.begin_flush(final=final)
+        if ticket is not None:
+            try:
+                ticket.run(self._files)
+            except StorageError as error:
+                self.end_flush(ticket, synced=False)
+                self.fail(error)
+                raise
+            self.end_flush(ticket)
+
+    def note_created(self, paths: list[Path], directories: list[Path]) -> None:
+        """Files and directories that were made for this log and must be synced with its first records."""
+        self._unsynced_files += paths
+        self._unsynced_directories.update(dict.fromkeys(directories))
+
+    # --- life ---------------------------------------------------------------------------------------------------------
+
+    def apply_config(self, config: LogConfig) -> None:
+        """Use other settings from now on."""
+        self.config = config
+        self._set_config(config)
+        for segment in self._segments:
+            segment.index_interval_bytes = config.index_interval_bytes
+        self._producers.max_producers = config.max_producers
+
+    def _set_config(self, config: LogConfig) -> None:
+        self._limits = config.produce_limits
+        self._target_codec = config.target_codec
+        self._segment_bytes = config.segment_bytes
+        self._max_index_entries = max(config.segment_index_bytes // TIME_ENTRY_BYTES, 1)
+        # An index grows by at most one entry per interval, so that below this size it cannot be full.
+        self._roll_check_bytes = min(config.segment_bytes, self._max_index_entries * config.index_interval_bytes)
+        self._flush_on_append = config.flush_mode is not FlushMode.OS
+        self._special = (
+            config.compact
+            or config.validate_records
+            or self._target_codec is not None
+            or config.timestamp_type is TimestampType.LOG_APPEND
+        )
+        self._roll_after_ms = _ASK_ALWAYS
+        """A batch with a later timestamp asks `_should_roll`."""
+
+    def ensure_loaded(self) -> None:
+        """Read the log's directory now rather than at its first use."""
+        if not self._loaded:
+            self._load()
+
+    def _load(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+        now_ms = self._clock.wall_ms()
+        try:
+            loaded = recovery.load(
+                self._files, self.directory, self._state, self.config.load_options, self._cache, now_ms
+            )
+        except StorageError as error:
+            self.fail(error)
+            raise
+        self._segments = loaded.segments
+        self._bases = [segment.base_offset for segment in loaded.segments]
+        self._active = loaded.segments[-1]
+        self.start_offset = loaded.start_offset
+        self.end_offset = loaded.end_offset
+        self._end = LogPosition(loaded.end_offset, self._active.base_offset, self._active.size_bytes)
+        self._flushed = loaded.flushed
+        self._epochs = loaded.epochs
+        self._latest_epoch = loaded.epochs.latest
+        self._producers = loaded.producers
+        self._snapshot_offset = loaded.snapshot_offset
+        self._loaded = True
+        if self._flushed.offset < self.end_offset:
+            # A process that was killed leaves its writes to the kernel: they count once they are synced.
+            for segment in self._segments[bisect_right(self._bases, self._flushed.offset) - 1 :]:
+                self._unsynced[segment] = None
+            self._unsynced_directories[self.directory] = None
+
+    def fail(self, error: StorageError) -> None:
+        """Take the log offline: every use of it raises `error` from now on."""
+        if self.failure is None:
+            logger.error("%s is offline: %s", self.directory, error)
+            self.failure = error
+        self._loaded = False
+
+    def prepare_close(self) -> None:
+        """Write the hints that make the next start quick; they need no sync, as damage to them is found."""
+        if not self._loaded:
+            return
+        self._active.save_indexes(final=True)
+        self._active.cut_tail_if_needed()
+        self._snapshot_producers()
+
+    def close(self) -> None:
+        """Write out what the next start wants, sync, and let go of the files. Harmless when done twice."""
+        if self._loaded:
+            self.prepare_close()
+            self._flush(final=True)
+            self._state = LogState(self.start_offset, self.end_offset, clean=True)
+        self.release()
+
+    def release(self) -> None:
+        """Close the files and forget what was loaded; a log that is used again loads itself again."""
+        for segment in self._segments:
+            segment.close()
+            self._cache.forget(segment)
+        self._segments, self._bases, self._hints = [], [], {}
+        self._unsynced, self._unsynced_directories = {}, {}
+        self._loaded = False

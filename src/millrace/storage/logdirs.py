@@ -1,0 +1,510 @@
+"""The data directories of a broker and the logs in them.
+
+    <dir>/.lock                               held (flock) while a broker uses the directory
+    <dir>/meta.properties                     whose directory it is: version, cluster.id, node.id, directory.id
+    <dir>/recovery-point-offset-checkpoint    up to where each log was synced; after a clean stop, its end
+    <dir>/log-start-offset-checkpoint         where each log starts (DeleteRecords moves that inside a segment)
+    <dir>/replication-offset-checkpoint       high watermarks, a hint for the next start
+    <dir>/.kafka_cleanshutdown                only between a clean stop and the next start
+    <dir>/<topic>-<partition>/                a log
+    <dir>/<topic>-<partition>.<uuid>-delete/  a log on its way out
+    <dir>/<topic>-<partition>.<uuid>-stray/   a log of no topic that the metadata knows; kept for a person to look at
+
+A directory that fails (a failed sync, a directory that cannot be listed) goes offline with all its logs; the broker
+lives on with the others. A single log that is damaged goes offline alone: `Log.failure` says why.
+
+After a clean stop nothing but these files is read at start. After a crash every log is checked from its recovery point.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from millrace.clock import Clock
+from millrace.errors import ConfigError, CorruptLogError, StorageError
+from millrace.model import TopicPartition, invalid_topic_name_reason
+from millrace.storage import checkpoint
+from millrace.storage.files import Files
+from millrace.storage.flusher import Flusher
+from millrace.storage.log import FlushTicket, Log, LogConfig
+from millrace.storage.recovery import LogState
+from millrace.storage.segment import IndexCache
+
+logger = logging.getLogger(__name__)
+
+_LOCK: Final = ".lock"
+_META: Final = "meta.properties"
+_DELETE_SUFFIX: Final = "-delete"
+_STRAY_SUFFIX: Final = "-stray"
+_MAX_NAME_BYTES: Final = 255
+_CLOSE_THREADS: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class LogDescription:
+    """A log for DescribeLogDirs."""
+
+    partition: TopicPartition
+    size_bytes: int
+    end_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryDescription:
+    """A directory for DescribeLogDirs; `failure` is None where it is online."""
+
+    path: Path
+    failure: StorageError | None
+    total_bytes: int
+    usable_bytes: int
+    logs: tuple[LogDescription, ...]
+
+
+class LogDirectory:
+    """One data directory."""
+
+    def __init__(self, path: Path, files: Files, clock: Clock) -> None:
+        self.path = path
+        self.logs: dict[TopicPartition, Log] = {}
+        self.failure: StorageError | None = None
+        self.directory_id = uuid.UUID(int=0)
+        self.flusher = Flusher(
+            path.name, files=files, clock=clock, on_failure=self._flush_failed, checkpoint=self._recovery_points_later
+        )
+        self.on_failure: Callable[[LogDirectory], object] | None = None
+        self._files = files
+        self._lock_fd = -1
+        self._last_written: dict[str, bytes] = {}
+
+    def __repr__(self) -> str:
+        return f"LogDirectory({self.path}, {len(self.logs)} logs{', offline' if self.failure else ''})"
+
+    def lock(self) -> None:
+        """Take the directory for this broker; another process (or another broker in this one) is refused."""
+        self._files.make_directory(self.path)
+        try:
+            fd = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise StorageError(f"cannot lock {self.path}: {error.strerror}") from error
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(fd)
+            raise ConfigError(f"the data directory {self.path} is in use by another broker") from error
+        self._lock_fd = fd
+
+    def unlock(self) -> None:
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+    def fail(self, error: StorageError) -> None:
+        """Go offline with every log."""
+        if self.failure is not None:
+            return
+        self.failure = error
+        logger.error("data directory %s is offline: %s", self.path, error)
+        for log in self.logs.values():
+            log.fail(error)
+        if self.on_failure is not None:
+            self.on_failure(self)
+
+    def _flush_failed(self, error: StorageError) -> None:
+        self.fail(error)
+
+    # --- checkpoints --------------------------------------------------------------------------------------------------
+
+    def recovery_points(self) -> dict[TopicPartition, int]:
+        """Up to where each log is on disk; a log that is offline keeps what was said of it."""
+        return {partition: log.flushed_offset for partition, log in self.logs.items()}
+
+    def start_offsets(self) -> dict[TopicPartition, int]:
+        return {partition: log.start_offset for partition, log in self.logs.items() if log.start_offset > 0}
+
+    def write(self, name: str, data: bytes) -> None:
+        """Replace a checkpoint, unless it says the same already."""
+        if self.failure is None and self._last_written.get(name) != data:
+            self._files.replace_bytes(self.path / name, data)
+            self._last_written[name] = data
+
+    def _recovery_points_later(self) -> Callable[[], object]:
+        data = checkpoint.render_offsets(self.recovery_points())
+        return lambda: self.write(checkpoint.RECOVERY_POINTS, data)
+
+
+class LogDirs:
+    """All data directories; owned by the event loop. `start` and `stop` frame the work of the flushers."""
+
+    def __init__(self, paths: Iterable[Path], *, config: LogConfig, clock: Clock, files: Files) -> None:
+        self.config = config
+        """What a log gets until `Log.apply_config` says otherwise."""
+        self.directories: list[LogDirectory] = []
+        self.high_watermarks: dict[TopicPartition, int] = {}
+        """As the last run checkpointed them."""
+        self.clean_start = True
+        """Whether every directory was stopped cleanly."""
+        self.on_failure: Callable[[LogDirectory], object] | None = None
+        """Called when a directory goes offline."""
+        self._clock = clock
+        self._files = files
+        self._cache = IndexCache()
+        self._by_partition: dict[TopicPartition, LogDirectory] = {}
+        self._remover: ThreadPoolExecutor | None = None
+        for path in paths:
+            directory = LogDirectory(path, files, clock)
+            directory.on_failure = self._directory_failed
+            self.directories.append(directory)
+
+    @classmethod
+    def open(
+        cls,
+        paths: Iterable[Path],
+        *,
+        node_id: int,
+        cluster_id: str | None = None,
+        config: LogConfig | None = None,
+        clock: Clock,
+        files: Files | None = None,
+    ) -> LogDirs:
+        """Lock the directories, find the logs, and recover those that were not closed.
+
+        A directory that cannot be used is offline, the others serve. Raises `ConfigError` where a directory belongs to
+        another broker or cluster or is in use, `StorageError` where none is left.
+        """
+        dirs = cls(paths, config=config or LogConfig(), clock=clock, files=files or Files())
+        try:
+            for directory in dirs.directories:
+                try:
+                    directory.lock()
+                    _check_meta(directory, dirs._files, node_id, cluster_id)
+                    dirs._load(directory)
+                except StorageError as error:
+                    directory.fail(error)
+            failures = [directory.failure for directory in dirs.directories]
+            if all(failures):
+                raise StorageError(f"no usable data directory: {failures[0]}")
+        except BaseException:
+            for directory in dirs.directories:
+                directory.unlock()
+            raise
+        return dirs
+
+    def __repr__(self) -> str:
+        return f"LogDirs({self.directories})"
+
+    def start(self) -> None:
+        """Start the flushers on the running loop; logs that recovery left unsynced are synced now."""
+        for directory in self.directories:
+            if directory.failure is None:
+                directory.flusher.start()
+                for log in directory.logs.values():
+                    if log.dirty:
+                        directory.flusher.request(log)
+
+    # --- logs ---------------------------------------------------------------------------------------------------------
+
+    def get(self, partition: TopicPartition) -> Log | None:
+        """The log, online or not; None where there is none."""
+        directory = self._by_partition.get(partition)
+        return None if directory is None else directory.logs[partition]
+
+    def logs(self) -> Mapping[TopicPartition, Log]:
+        """Every log."""
+        return {partition: log for directory in self.directories for partition, log in directory.logs.items()}
+
+    def directory_of(self, partition: TopicPartition) -> LogDirectory | None:
+        return self._by_partition.get(partition)
+
+    def topic_id(self, partition: TopicPartition) -> uuid.UUID | None:
+        """The id of the topic that a log's directory was made for."""
+        directory = self._by_partition.get(partition)
+        if directory is None:
+            return None
+        path = directory.path / str(partition) / checkpoint.PARTITION_METADATA
+        return checkpoint.read_partition_metadata(self._files, path)
+
+    def create_log(self, partition: TopicPartition, topic_id: uuid.UUID, config: LogConfig | None = None) -> Log:
+        """A log, new or the one that is there, in the directory with the fewest logs.
+
+        Nothing is synced here: the directory and its `partition.metadata` are, together with the log's first records.
+        """
+        existing = self.get(partition)
+        if existing is not None:
+            return existing
+        reason = invalid_topic_name_reason(partition.topic)
+        if reason is not None or partition.partition < 0:
+            raise StorageError(f"{partition} cannot be the name of a directory: {reason or 'negative partition'}")
+        online = [directory for directory in self.directories if directory.failure is None]
+        if not online:
+            raise StorageError("no usable data directory")
+        directory = min(online, key=lambda candidate: len(candidate.logs))
+        path = directory.path / str(partition)
+        self._files.make_directory(path)
+        metadata = path / checkpoint.PARTITION_METADATA
+        self._files.write_bytes(metadata, checkpoint.render_partition_metadata(topic_id))
+        # The directory is known to be empty: a clean log from 0 to 0, which needs no look at it.
+        log = self._add(directory, partition, config or self.config, LogState(clean=True))
+        log.note_created([metadata], [path, directory.path])
+        return log
+
+    def set_topic_id(self, partition: TopicPartition, topic_id: uuid.UUID) -> None:
+        """Write a partition's metadata again, where it was lost."""
+        directory = self._by_partition[partition]
+        path = directory.path / str(partition) / checkpoint.PARTITION_METADATA
+        self._files.replace_bytes(path, checkpoint.render_partition_metadata(topic_id))
+
+    def delete_log(self, partition: TopicPartition) -> None:
+        """Remove a log: its directory is renamed at once and emptied in the background. Unknown ones are ignored."""
+        directory = self._by_partition.pop(partition, None)
+        if directory is None:
+            return
+        log = directory.logs.pop(partition)
+        directory.flusher.forget(log)
+        log.release()
+        log.failure = StorageError(f"{partition} was deleted")
+        path = directory.path / str(partition)
+        suffix = f".{uuid.uuid4().hex}{_DELETE_SUFFIX}"
+        doomed = directory.path / (str(partition)[: _MAX_NAME_BYTES - len(suffix)] + suffix)
+        self._files.rename(path, doomed)
+        self._in_background(lambda: self._files.remove_directory(doomed))
+
+    def set_aside(self, partition: TopicPartition) -> Path | None:
+        """Rename a log that belongs to nobody, and keep it: only a person can say that its records are not wanted."""
+        directory = self._by_partition.pop(partition, None)
+        if directory is None:
+            return None
+        log = directory.logs.pop(partition)
+        directory.flusher.forget(log)
+        log.release()
+        log.failure = StorageError(f"{partition} was set aside")
+        suffix = f".{uuid.uuid4().hex}{_STRAY_SUFFIX}"
+        kept = directory.path / (str(partition)[: _MAX_NAME_BYTES - len(suffix)] + suffix)
+        self._files.rename(directory.path / str(partition), kept)
+        return kept
+
+    def _add(self, directory: LogDirectory, partition: TopicPartition, config: LogConfig, state: LogState) -> Log:
+        path = directory.path / str(partition)
+        log = Log(path, config, clock=self._clock, files=self._files, state=state, cache=self._cache)
+        log.request_flush = directory.flusher.request
+        log.discard = self._discard
+        directory.logs[partition] = log
+        self._by_partition[partition] = directory
+        return log
+
+    def _discard(self, paths: list[Path]) -> None:
+        def remove() -> None:
+            for path in paths:
+                self._files.remove(path)
+
+        self._in_background(remove)
+
+    def _in_background(self, work: Callable[[], object]) -> None:
+        """Removing a large file takes its time: a thread of its own does it; what it misses the next start finds."""
+
+        def run() -> None:
+            try:
+                work()
+            except StorageError as error:
+                logger.warning("could not remove old files: %s", error)
+
+        if self._remover is None:
+            self._remover = ThreadPoolExecutor(1, thread_name_prefix="remove-files")
+        self._remover.submit(run)
+
+    # --- start --------------------------------------------------------------------------------------------------------
+
+    def _load(self, directory: LogDirectory) -> None:
+        files = self._files
+        path = directory.path
+        clean = files.read_bytes(path / checkpoint.CLEAN_SHUTDOWN) is not None
+        points = checkpoint.read_offsets(files, path / checkpoint.RECOVERY_POINTS)
+        starts = checkpoint.read_offsets(files, path / checkpoint.LOG_STARTS)
+        self.high_watermarks.update(checkpoint.read_offsets(files, path / checkpoint.HIGH_WATERMARKS) or {})
+        names = files.names(path)
+        if clean:
+            # From here on a crash is a crash.
+            files.remove(path / checkpoint.CLEAN_SHUTDOWN)
+            files.sync_directory(path)
+        elif points:
+            logger.warning("%s was not stopped cleanly: checking its logs", path)
+        self.clean_start = self.clean_start and (clean or not points)
+        for name in names:
+            partition = _parse_directory_name(name)
+            if partition is None:
+                if name.endswith(_DELETE_SUFFIX):
+                    doomed = path / name
+                    self._in_background(lambda doomed=doomed: self._files.remove_directory(doomed))  # type: ignore[misc]
+                continue
+            if partition in self._by_partition:
+                other = self._by_partition[partition].path
+                raise ConfigError(f"{partition} is in both {other} and {path}: remove the one that is wrong")
+            # Without its entry a log's end is not known, so that it has to be looked at.
+            known = clean and points is not None and partition in points and starts is not None
+            state = LogState(
+                start_offset=(starts or {}).get(partition, 0),
+                recovery_point=(points or {}).get(partition, 0),
+                clean=known,
+            )
+            log = self._add(directory, partition, self.config, state)
+            if not known:
+                try:
+                    log.ensure_loaded()
+                except CorruptLogError:
+                    # It says so itself (`Log.failure`), and it is offline alone.
+                    continue
+
+    # --- checkpoints and stop -----------------------------------------------------------------------------------------
+
+    def checkpoint(self, high_watermarks: Mapping[TopicPartition, int] | None = None) -> None:
+        """Write recovery points, start offsets and, if given, high watermarks: every few seconds, from the loop."""
+        for directory in self.directories:
+            if directory.failure is not None:
+                continue
+            try:
+                directory.write(checkpoint.RECOVERY_POINTS, checkpoint.render_offsets(directory.recovery_points()))
+                directory.write(checkpoint.LOG_STARTS, checkpoint.render_offsets(directory.start_offsets()))
+                if high_watermarks is not None:
+                    here = {tp: offset for tp, offset in high_watermarks.items() if tp in directory.logs}
+                    directory.write(checkpoint.HIGH_WATERMARKS, checkpoint.render_offsets(here))
+            except StorageError as error:
+                directory.fail(error)
+
+    def checkpoint_start_offsets(self) -> None:
+        """Make the effect of DeleteRecords last; once per request, whatever the number of partitions in it."""
+        for directory in self.directories:
+            if directory.failure is None:
+                try:
+                    directory.write(checkpoint.LOG_STARTS, checkpoint.render_offsets(directory.start_offsets()))
+                except StorageError as error:
+                    directory.fail(error)
+
+    async def stop(
+        self, high_watermarks: Mapping[TopicPartition, int] | None = None, *, broker_epoch: int = -1
+    ) -> None:
+        """Stop the flushers and close cleanly."""
+        for directory in self.directories:
+            await directory.flusher.stop()
+        self.close(high_watermarks, broker_epoch=broker_epoch)
+
+    def close(self, high_watermarks: Mapping[TopicPartition, int] | None = None, *, broker_epoch: int = -1) -> None:
+        """Sync and close every log, write the checkpoints and the mark of a clean stop, unlock."""
+        for directory in self.directories:
+            if directory.failure is None:
+                try:
+                    self._close_logs(directory)
+                except StorageError as error:
+                    directory.fail(error)
+        self.checkpoint(high_watermarks)
+        for directory in self.directories:
+            if directory.failure is None and not any(log.failure for log in directory.logs.values()):
+                try:
+                    self._files.write_bytes(
+                        directory.path / checkpoint.CLEAN_SHUTDOWN, checkpoint.render_clean_shutdown(broker_epoch)
+                    )
+                    self._files.sync_path(directory.path / checkpoint.CLEAN_SHUTDOWN)
+                    self._files.sync_directory(directory.path)
+                except StorageError as error:
+                    directory.fail(error)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Let go of everything as it is, as a crash would; what was not synced is the kernel's."""
+        for directory in self.directories:
+            for log in directory.logs.values():
+                log.release()
+        if self._remover is not None:
+            self._remover.shutdown(wait=True)
+            self._remover = None
+        self._files.close_all()
+        for directory in self.directories:
+            directory.unlock()
+
+    def _close_logs(self, directory: LogDirectory) -> None:
+        """Many logs wait for the disk at the same time: one after another would take a second per few hundred."""
+        tickets: list[FlushTicket] = []
+        try:
+            for log in directory.logs.values():
+                if log.failure is None:
+                    log.prepare_close()
+                    ticket = log.begin_flush(final=True)
+                    if ticket is not None:
+                        tickets.append(ticket)
+            if len(tickets) > 1 and self._files.sync:
+                with ThreadPoolExecutor(_CLOSE_THREADS, thread_name_prefix="close-logs") as pool:
+                    list(pool.map(lambda ticket: ticket.run(self._files), tickets))
+            else:
+                for ticket in tickets:
+                    ticket.run(self._files)
+        except StorageError:
+            for ticket in tickets:
+                ticket.log.end_flush(ticket, synced=False)
+            raise
+        for ticket in tickets:
+            ticket.log.end_flush(ticket)
+
+    # --- description --------------------------------------------------------------------------------------------------
+
+    def describe(self) -> list[DirectoryDescription]:
+        """Sizes of directories and logs."""
+        described = []
+        for directory in self.directories:
+            total = usable = -1
+            logs: list[LogDescription] = []
+            if directory.failure is None:
+                try:
+                    stats = os.statvfs(directory.path)
+                    total, usable = stats.f_blocks * stats.f_frsize, stats.f_bavail * stats.f_frsize
+                except OSError:
+                    pass
+                for partition, log in directory.logs.items():
+                    if log.failure is None:
+                        logs.append(LogDescription(partition, log.size_bytes, log.end_offset))
+            described.append(DirectoryDescription(directory.path, directory.failure, total, usable, tuple(logs)))
+        return described
+
+    def _directory_failed(self, directory: LogDirectory) -> None:
+        if self.on_failure is not None:
+            self.on_failure(directory)
+
+
+def _parse_directory_name(name: str) -> TopicPartition | None:
+    """The partition that a directory belongs to; None for every other name."""
+    topic, dash, number = name.rpartition("-")
+    if not dash or not number.isascii() or not number.isdigit() or invalid_topic_name_reason(topic) is not None:
+        return None
+    if number != str(int(number)):
+        return None
+    return TopicPartition(topic, int(number))
+
+
+def _check_meta(directory: LogDirectory, files: Files, node_id: int, cluster_id: str | None) -> None:
+    """Read or write `meta.properties`: a directory serves one broker of one cluster."""
+    path = directory.path / _META
+    data = files.read_bytes(path)
+    fields: dict[str, str] = {}
+    for line in (data or b"").decode(errors="replace").splitlines():
+        name, equals, value = line.partition("=")
+        if equals and not line.startswith("#"):
+            fields[name.strip()] = value.strip()
+    if data is not None and fields.get("version") != "1":
+        logger.warning("%s is damaged and is written again", path)
+        fields = {}
+    if fields.get("node.id", str(node_id)) != str(node_id):
+        raise ConfigError(f"{directory.path} belongs to broker {fields['node.id']}, this is broker {node_id}")
+    if cluster_id is not None and fields.get("cluster.id", cluster_id) != cluster_id:
+        raise ConfigError(f"{directory.path} belongs to cluster {fields['cluster.id']}, this is cluster {cluster_id}")
+    directory_id = checkpoint.decode_uuid(fields.get("directory.id", "")) or uuid.uuid4()
+    directory.directory_id = directory_id
+    wanted = {**fields, "version": "1", "node.id": str(node_id), "directory.id": checkpoint.encode_uuid(directory_id)}
+    if cluster_id is not None:
+        wanted["cluster.id"] = cluster_id
+    if wanted != fields:
+        files.replace_bytes(path, "".join(f"{name}={value}\n" for name, value in sorted(wanted.items())).encode())

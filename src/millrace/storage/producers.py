@@ -1,0 +1,284 @@
+"""What a log knows of its idempotent and transactional producers (KIP-98), and the snapshots of it.
+
+    <offset>.snapshot: int16 version = 1 | uint32 CRC-32C of the rest | int32 count | per entry 46 bytes:
+        int64 producer id | int16 epoch | int32 last sequence | int64 last offset | int32 offset delta of that batch |
+        int64 timestamp | int32 coordinator epoch | int64 first offset of the open transaction (-1 none)
+
+The state covers every batch below <offset>. The format is Kafka's, with one use of it that Kafka does not make: a
+producer has up to five entries, oldest first, so that a retry of any of its five batches in flight is still recognised
+after a restart. Kafka reads such a file too: for it the last entry of a producer counts.
+
+A snapshot is written when a segment is rolled and at a clean close, without a sync: one that is missing, torn or
+damaged is replaced by the previous one and a replay of the batch headers behind it.
+
+Invariants: per producer and epoch the sequences are gap-free; a duplicate of one of the last five batches is recognised
+by its exact (epoch, first, last) sequence range; the number of producers is bounded.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from crc32c import crc32c
+
+from millrace.errors import ApiError, ErrorCode
+from millrace.model import NO_PRODUCER_EPOCH, NO_SEQUENCE, NO_TIMESTAMP
+from millrace.records.batch import MAX_SEQUENCE, BatchHeader
+from millrace.records.control import EndMarker, MarkerType
+from millrace.storage.txnindex import AbortedTransaction
+
+BATCHES_KEPT: Final = 5
+"""As many as a producer may have in flight (max.in.flight.requests.per.connection)."""
+DEFAULT_EXPIRATION_MS: Final = 86_400_000
+DEFAULT_MAX_PRODUCERS: Final = 10_000
+
+_PREFIX: Final = struct.Struct(">hI")
+_COUNT: Final = struct.Struct(">i")
+_ENTRY: Final = struct.Struct(">qhiqiqiq")
+_VERSION: Final = 1
+
+
+class BatchMark(NamedTuple):
+    """A batch that a producer wrote: enough to recognise it again."""
+
+    first_sequence: int
+    last_sequence: int
+    first_offset: int
+    last_offset: int
+    timestamp_ms: int
+
+
+class ProducerEntry:
+    """One producer's state in one partition."""
+
+    __slots__ = (
+        "batches",
+        "coordinator_epoch",
+        "epoch",
+        "last_timestamp_ms",
+        "producer_id",
+        "transaction_first_offset",
+    )
+
+    def __init__(self, producer_id: int, epoch: int = NO_PRODUCER_EPOCH) -> None:
+        self.producer_id = producer_id
+        self.epoch = epoch
+        self.batches: list[BatchMark] = []
+        self.last_timestamp_ms = NO_TIMESTAMP
+        self.coordinator_epoch = -1
+        self.transaction_first_offset = -1
+
+    def __repr__(self) -> str:
+        return f"ProducerEntry({self.producer_id}, epoch {self.epoch}, last sequence {self.last_sequence})"
+
+    @property
+    def last_sequence(self) -> int:
+        return self.batches[-1].last_sequence if self.batches else NO_SEQUENCE
+
+    @property
+    def last_offset(self) -> int:
+        return self.batches[-1].last_offset if self.batches else -1
+
+
+class Producers:
+    """All producers of one log, least recently heard of first."""
+
+    def __init__(self, max_producers: int = DEFAULT_MAX_PRODUCERS) -> None:
+        self.max_producers = max_producers
+        self.entries: dict[int, ProducerEntry] = {}
+        self.open_transactions: dict[int, int] = {}
+        """First offset of each open transaction -> its producer, in the order of their offsets."""
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __iter__(self) -> Iterator[ProducerEntry]:
+        return iter(self.entries.values())
+
+    def __repr__(self) -> str:
+        return f"Producers({len(self.entries)}, {len(self.open_transactions)} open transactions)"
+
+    @property
+    def first_unstable_offset(self) -> int | None:
+        """Where the oldest open transaction begins."""
+        return next(iter(self.open_transactions), None)
+
+    def check(self, header: BatchHeader) -> BatchMark | None:
+        """Judge a produced batch: None to append it, the mark of the original if it is a duplicate, else `ApiError`."""
+        entry = self.entries.get(header.producer_id)
+        if entry is None:
+            # Nothing is known (a new producer, or its records are gone): any sequence may start.
+            return None
+        epoch, sequence = header.producer_epoch, header.base_sequence
+        if epoch == entry.epoch:
+            last_sequence = header.last_sequence
+            for mark in entry.batches:
+                if mark.first_sequence == sequence and mark.last_sequence == last_sequence:
+                    return mark
+            known = entry.last_sequence
+            if sequence != known + 1 and not (sequence == 0 and known == MAX_SEQUENCE):
+                raise ApiError(
+                    ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+                    f"producer {header.producer_id} sent sequence {sequence} after {known}",
+                )
+        elif epoch < entry.epoch:
+            raise ApiError(
+                ErrorCode.INVALID_PRODUCER_EPOCH,
+                f"producer {header.producer_id} has epoch {epoch}, the last seen is {entry.epoch}",
+            )
+        elif sequence != 0:
+            raise ApiError(
+                ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+                f"producer {header.producer_id} began epoch {epoch} with sequence {sequence}",
+            )
+        if entry.transaction_first_offset >= 0 and not header.is_transactional:
+            raise ApiError(
+                ErrorCode.INVALID_TXN_STATE,
+                f"producer {header.producer_id} wrote outside its open transaction",
+            )
+        return None
+
+    def record(self, header: BatchHeader, base_offset: int) -> None:
+        """Take note of a batch that was written at `base_offset`, from a client, a leader or the log's own past."""
+        producer_id = header.producer_id
+        # Out and in again keeps the dict in the order of last use, for `_make_room`.
+        entry = self.entries.pop(producer_id, None)
+        if entry is None:
+            if len(self.entries) >= self.max_producers:
+                self._make_room()
+            entry = ProducerEntry(producer_id, header.producer_epoch)
+        elif entry.epoch != header.producer_epoch:
+            entry.batches.clear()
+            entry.epoch = header.producer_epoch
+        self.entries[producer_id] = entry
+        batches = entry.batches
+        if len(batches) == BATCHES_KEPT:
+            del batches[0]
+        batches.append(
+            BatchMark(
+                header.base_sequence,
+                header.last_sequence,
+                base_offset,
+                base_offset + header.last_offset_delta,
+                header.max_timestamp_ms,
+            )
+        )
+        entry.last_timestamp_ms = header.max_timestamp_ms
+        if header.is_transactional and entry.transaction_first_offset < 0:
+            entry.transaction_first_offset = base_offset
+            self.open_transactions[base_offset] = producer_id
+
+    def check_marker(self, header: BatchHeader, marker: EndMarker) -> None:
+        """Refuse a marker from a fenced producer epoch or a deposed coordinator."""
+        entry = self.entries.get(header.producer_id)
+        if entry is None:
+            return
+        if header.producer_epoch < entry.epoch:
+            raise ApiError(
+                ErrorCode.INVALID_PRODUCER_EPOCH,
+                f"a marker of producer {header.producer_id} has epoch {header.producer_epoch}, known is {entry.epoch}",
+            )
+        if marker.coordinator_epoch < entry.coordinator_epoch:
+            raise ApiError(
+                ErrorCode.TRANSACTION_COORDINATOR_FENCED,
+                f"a marker of coordinator epoch {marker.coordinator_epoch}, known is {entry.coordinator_epoch}",
+            )
+
+    def record_marker(self, header: BatchHeader, offset: int, marker: EndMarker) -> AbortedTransaction | None:
+        """Close the producer's transaction; returns it if it held records and was aborted."""
+        entry = self.entries.pop(header.producer_id, None)
+        if entry is None:
+            if len(self.entries) >= self.max_producers:
+                self._make_room()
+            entry = ProducerEntry(header.producer_id, header.producer_epoch)
+        elif entry.epoch != header.producer_epoch:
+            entry.batches.clear()
+            entry.epoch = header.producer_epoch
+        self.entries[header.producer_id] = entry
+        entry.coordinator_epoch = marker.coordinator_epoch
+        entry.last_timestamp_ms = header.max_timestamp_ms
+        first_offset, entry.transaction_first_offset = entry.transaction_first_offset, -1
+        if first_offset < 0:
+            return None
+        self.open_transactions.pop(first_offset, None)
+        if marker.type is MarkerType.COMMIT:
+            return None
+        stable = self.first_unstable_offset
+        return AbortedTransaction(header.producer_id, first_offset, offset, offset + 1 if stable is None else stable)
+
+    def expire(self, now_ms: int, expiration_ms: int) -> None:
+        """Forget producers that were silent for so long, unless they have a transaction open."""
+        gone = [
+            producer_id
+            for producer_id, entry in self.entries.items()
+            if entry.transaction_first_offset < 0 and now_ms - entry.last_timestamp_ms >= expiration_ms
+        ]
+        for producer_id in gone:
+            del self.entries[producer_id]
+
+    def clear(self) -> None:
+        self.entries.clear()
+        self.open_transactions.clear()
+
+    def _make_room(self) -> None:
+        for producer_id, entry in self.entries.items():
+            if entry.transaction_first_offset < 0:
+                del self.entries[producer_id]
+                return
+
+    # --- snapshots ----------------------------------------------------------------------------------------------------
+
+    def to_bytes(self) -> bytes:
+        """The state as a snapshot file."""
+        rows: list[bytes] = []
+        for entry in self.entries.values():
+            marks = entry.batches or [BatchMark(NO_SEQUENCE, NO_SEQUENCE, -1, -1, entry.last_timestamp_ms)]
+            rows += [
+                _ENTRY.pack(
+                    entry.producer_id,
+                    entry.epoch,
+                    mark.last_sequence,
+                    mark.last_offset,
+                    mark.last_offset - mark.first_offset,
+                    # The producer's own last sign of life (a marker may follow its last batch) is on its last row.
+                    entry.last_timestamp_ms if mark is marks[-1] else mark.timestamp_ms,
+                    entry.coordinator_epoch,
+                    entry.transaction_first_offset,
+                )
+                for mark in marks
+            ]
+        body = b"".join((_COUNT.pack(len(rows)), *rows))
+        return _PREFIX.pack(_VERSION, crc32c(body)) + body
+
+    @classmethod
+    def from_bytes(cls, data: bytes, max_producers: int = DEFAULT_MAX_PRODUCERS) -> Producers | None:
+        """The state from a snapshot file, or None where it is torn or damaged."""
+        if len(data) < _PREFIX.size + _COUNT.size:
+            return None
+        version, crc = _PREFIX.unpack_from(data)
+        if version != _VERSION or crc32c(memoryview(data)[_PREFIX.size :]) != crc:
+            return None
+        (count,) = _COUNT.unpack_from(data, _PREFIX.size)
+        if len(data) != _PREFIX.size + _COUNT.size + count * _ENTRY.size:
+            return None
+        state = cls(max_producers)
+        for row in _ENTRY.iter_unpack(memoryview(data)[_PREFIX.size + _COUNT.size :]):
+            producer_id, epoch, sequence, offset, delta, timestamp_ms, coordinator_epoch, transaction = row
+            entry = state.entries.get(producer_id)
+            if entry is None or entry.epoch != epoch:
+                entry = state.entries[producer_id] = ProducerEntry(producer_id, epoch)
+            entry.coordinator_epoch = coordinator_epoch
+            entry.last_timestamp_ms = timestamp_ms
+            entry.transaction_first_offset = transaction
+            if offset >= 0:
+                first = (sequence - delta) & MAX_SEQUENCE if sequence >= 0 else sequence
+                entry.batches = [
+                    *entry.batches[-BATCHES_KEPT + 1 :],
+                    BatchMark(first, sequence, offset - delta, offset, timestamp_ms),
+                ]
+        for entry in sorted(state.entries.values(), key=lambda e: e.transaction_first_offset):
+            if entry.transaction_first_offset >= 0:
+                state.open_transactions[entry.transaction_first_offset] = entry.producer_id
+        return state

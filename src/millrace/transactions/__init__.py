@@ -1,0 +1,1 @@
+"""Producer ids now; transactions when they come. Knows nothing of the other coordinators."""

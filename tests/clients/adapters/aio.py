@@ -1,0 +1,264 @@
+"""aiokafka: the asyncio client, on a loop of its own in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic, RecordsToDelete
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.errors import for_code
+
+from clients.adapters import interface
+from clients.adapters.interface import Headers, Partition, Received, Sent
+
+TIMEOUT_S = 20.0
+CALL_TIMEOUT_S = 70.0
+T = TypeVar("T")
+
+
+class LoopThread:
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="aiokafka loop")
+        self._thread.start()
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        return self.start(work).result(CALL_TIMEOUT_S)
+
+    def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+class AioPending:
+    def __init__(self, future: Future[Sent]) -> None:
+        self._future = future
+
+    def result(self, timeout_s: float) -> Sent:
+        return self._future.result(timeout_s)
+
+
+class AioSender:
+    def __init__(self, loop: LoopThread, bootstrap: str, codec: str, idempotent: bool) -> None:
+        self._loop = loop
+        self._producer = loop.call(self._open(bootstrap, codec, idempotent))
+
+    async def _open(self, bootstrap: str, codec: str, idempotent: bool) -> AIOKafkaProducer:
+        producer = AIOKafkaProducer(
+            bootstrap_servers=bootstrap,
+            compression_type=None if codec == "none" else codec,
+            enable_idempotence=idempotent,
+            acks="all",
+            linger_ms=2,
+            retry_backoff_ms=interface.RETRY_BACKOFF_MS,
+            request_timeout_ms=interface.DELIVERY_TIMEOUT_MS,
+        )
+        await producer.start()
+        return producer
+
+    def send(
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None = None,
+        *,
+        headers: Headers = (),
+        timestamp_ms: int | None = None,
+        partition: int | None = None,
+    ) -> AioPending:
+        async def put() -> Any:
+            return await self._producer.send(
+                topic, value, key, partition=partition, timestamp_ms=timestamp_ms, headers=list(headers)
+            )
+
+        async def acknowledged(future: Any) -> Sent:
+            metadata = await future
+            return Sent(metadata.partition, metadata.offset)
+
+        return AioPending(self._loop.start(acknowledged(self._loop.call(put()))))
+
+    def flush(self) -> None:
+        self._loop.call(self._producer.flush())
+
+    def close(self) -> None:
+        self._loop.call(self._producer.stop())
+
+
+class AioReader:
+    def __init__(self, loop: LoopThread, bootstrap: str, group: str | None) -> None:
+        self._loop = loop
+        self._consumer = loop.call(self._open(bootstrap, group))
+
+    async def _open(self, bootstrap: str, group: str | None) -> AIOKafkaConsumer:
+        consumer = AIOKafkaConsumer(
+            bootstrap_servers=bootstrap,
+            group_id=group,
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",
+            session_timeout_ms=interface.SESSION_TIMEOUT_MS,
+            heartbeat_interval_ms=interface.HEARTBEAT_MS,
+            fetch_max_wait_ms=200,
+            retry_backoff_ms=interface.RETRY_BACKOFF_MS,
+        )
+        await consumer.start()
+        return consumer
+
+    def _plain(self, call: Any, *args: Any) -> Any:
+        async def on_loop() -> Any:
+            return call(*args)
+
+        return self._loop.call(on_loop())
+
+    def subscribe(self, topic: str) -> None:
+        self._plain(self._consumer.subscribe, [topic])
+
+    def assign(self, partitions: Sequence[Partition]) -> None:
+        self._plain(self._consumer.assign, [TopicPartition(*one) for one in partitions])
+
+    def seek(self, partition: Partition, offset: int) -> None:
+        self._plain(self._consumer.seek, TopicPartition(*partition), offset)
+
+    def poll(self, timeout_s: float) -> list[Received]:
+        found = self._loop.call(self._consumer.getmany(timeout_ms=round(timeout_s * 1000), max_records=500))
+        return [
+            Received(
+                record.topic,
+                record.partition,
+                record.offset,
+                record.timestamp,
+                record.key,
+                record.value,
+                tuple(record.headers),
+            )
+            for records in found.values()
+            for record in records
+        ]
+
+    def assignment(self) -> set[Partition]:
+        return {(one.topic, one.partition) for one in self._plain(self._consumer.assignment)}
+
+    def commit(self) -> None:
+        self._loop.call(self._consumer.commit())
+
+    def committed(self, partition: Partition) -> int | None:
+        offset: int | None = self._loop.call(self._consumer.committed(TopicPartition(*partition)))
+        return offset
+
+    def offsets_for_time(self, partitions: Sequence[Partition], timestamp_ms: int) -> dict[Partition, int | None]:
+        wanted = {TopicPartition(*one): timestamp_ms for one in partitions}
+        found = self._loop.call(self._consumer.offsets_for_times(wanted))
+        return {(one.topic, one.partition): None if at is None else at.offset for one, at in found.items()}
+
+    def bounds(self, partition: Partition) -> tuple[int, int]:
+        wanted = TopicPartition(*partition)
+        first = self._loop.call(self._consumer.beginning_offsets([wanted]))[wanted]
+        return first, self._loop.call(self._consumer.end_offsets([wanted]))[wanted]
+
+    def close(self) -> None:
+        self._loop.call(self._consumer.stop())
+
+
+class AioAdmin:
+    def __init__(self, loop: LoopThread, bootstrap: str) -> None:
+        self._loop = loop
+        self._admin = loop.call(self._open(bootstrap))
+
+    async def _open(self, bootstrap: str) -> AIOKafkaAdminClient:
+        admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+        await admin.start()
+        return admin
+
+    def _check(self, errors: Any) -> None:
+        for name, code, *_ in errors:
+            if code:
+                raise for_code(code)(name)
+
+    def create_topic(self, topic: str, partitions: int, config: Mapping[str, str] | None = None) -> None:
+        wanted = NewTopic(topic, partitions, 1, topic_configs=dict(config or {}))
+        self._check(self._loop.call(self._admin.create_topics([wanted])).topic_errors)
+
+    def topics(self) -> dict[str, int]:
+        return {one["topic"]: len(one["partitions"]) for one in self._loop.call(self._admin.describe_topics())}
+
+    def delete_topic(self, topic: str) -> None:
+        self._check(self._loop.call(self._admin.delete_topics([topic])).topic_error_codes)
+
+    def create_partitions(self, topic: str, total: int) -> None:
+        self._loop.call(self._admin.create_partitions({topic: NewPartitions(total)}))
+
+    def topic_config(self, topic: str) -> dict[str, str]:
+        resource = ConfigResource(ConfigResourceType.TOPIC, topic)
+        (answer,) = self._loop.call(self._admin.describe_configs([resource]))
+        ((code, message, _, _, entries),) = answer.resources
+        if code:
+            raise for_code(code)(message)
+        return {entry[0]: entry[1] for entry in entries}
+
+    def set_topic_config(self, topic: str, name: str, value: str) -> None:
+        resource = ConfigResource(ConfigResourceType.TOPIC, topic, configs={name: value})
+        (answer,) = self._loop.call(self._admin.alter_configs([resource]))
+        for code, message, *_ in answer.resources:
+            if code:
+                raise for_code(code)(message)
+
+    def delete_records(self, partition: Partition, before_offset: int) -> int:
+        wanted = {TopicPartition(*partition): RecordsToDelete(before_offset)}
+        (low_watermark,) = self._loop.call(self._admin.delete_records(wanted)).values()
+        return int(low_watermark)
+
+    def groups(self) -> set[str]:
+        return {one[0] for one in self._loop.call(self._admin.list_consumer_groups())}
+
+    def group_state(self, group: str) -> tuple[str, int]:
+        (answer,) = self._loop.call(self._admin.describe_consumer_groups([group]))
+        (found,) = answer.to_object()["groups"]
+        return found["state"].lower(), len(found["members"])
+
+    def group_offsets(self, group: str) -> dict[Partition, int]:
+        found = self._loop.call(self._admin.list_consumer_group_offsets(group))
+        return {(one.topic, one.partition): at.offset for one, at in found.items()}
+
+    def delete_group(self, group: str) -> None:
+        raise AssertionError(f"aiokafka cannot delete group {group}")
+
+    def close(self) -> None:
+        self._loop.call(self._admin.close())
+
+
+class Aiokafka:
+    name = "aiokafka"
+    deletes_groups = False
+
+    def __init__(self) -> None:
+        self._loop: LoopThread | None = None
+
+    def sender(self, bootstrap: str, *, codec: str = "none", idempotent: bool = True) -> AioSender:
+        assert self._loop is not None
+        return AioSender(self._loop, bootstrap, codec, idempotent)
+
+    def reader(self, bootstrap: str, *, group: str | None = None) -> AioReader:
+        assert self._loop is not None
+        return AioReader(self._loop, bootstrap, group)
+
+    def admin(self, bootstrap: str) -> AioAdmin:
+        assert self._loop is not None
+        return AioAdmin(self._loop, bootstrap)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        self._loop = LoopThread()
+        try:
+            yield
+        finally:
+            self._loop.close()
+            self._loop = None

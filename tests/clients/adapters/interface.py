@@ -1,0 +1,137 @@
+"""What the shared scenarios ask of a Kafka client, in blocking calls; one adapter per real client library.
+
+An adapter translates and nothing else: no retries, no defaults that would hide what a broker does. Settings that only
+make tests quick (heartbeats, backoffs) are the same for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import NamedTuple, Protocol
+
+HEARTBEAT_MS = 300
+SESSION_TIMEOUT_MS = 10_000
+RETRY_BACKOFF_MS = 100
+DELIVERY_TIMEOUT_MS = 60_000
+
+Partition = tuple[str, int]
+Headers = Sequence[tuple[str, bytes]]
+
+
+class Received(NamedTuple):
+    """One record as a consumer returned it."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes], ...]
+
+
+class Sent(NamedTuple):
+    """Where an acknowledged record lies."""
+
+    partition: int
+    offset: int
+
+
+class Pending(Protocol):
+    """A record on its way."""
+
+    def result(self, timeout_s: float) -> Sent:
+        """Wait for the acknowledgement; raises what the client reported."""
+
+
+class Sender(Protocol):
+    """A producer."""
+
+    def send(
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None = None,
+        *,
+        headers: Headers = (),
+        timestamp_ms: int | None = None,
+        partition: int | None = None,
+    ) -> Pending: ...
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Reader(Protocol):
+    """A consumer. Offsets are committed only by `commit`."""
+
+    def subscribe(self, topic: str) -> None: ...
+
+    def assign(self, partitions: Sequence[Partition]) -> None: ...
+
+    def seek(self, partition: Partition, offset: int) -> None: ...
+
+    def poll(self, timeout_s: float) -> list[Received]: ...
+
+    def assignment(self) -> set[Partition]: ...
+
+    def commit(self) -> None:
+        """Commit what has been polled so far."""
+
+    def committed(self, partition: Partition) -> int | None: ...
+
+    def offsets_for_time(self, partitions: Sequence[Partition], timestamp_ms: int) -> dict[Partition, int | None]: ...
+
+    def bounds(self, partition: Partition) -> tuple[int, int]:
+        """First offset and the one after the last."""
+
+    def close(self) -> None: ...
+
+
+class Admin(Protocol):
+    """The administrative calls; a refusal is an exception of the client whose text names the error."""
+
+    def create_topic(self, topic: str, partitions: int, config: Mapping[str, str] | None = None) -> None: ...
+
+    def topics(self) -> dict[str, int]:
+        """Topic names and their number of partitions."""
+
+    def delete_topic(self, topic: str) -> None: ...
+
+    def create_partitions(self, topic: str, total: int) -> None: ...
+
+    def topic_config(self, topic: str) -> dict[str, str]: ...
+
+    def set_topic_config(self, topic: str, name: str, value: str) -> None: ...
+
+    def delete_records(self, partition: Partition, before_offset: int) -> int:
+        """Returns the new first offset."""
+
+    def groups(self) -> set[str]: ...
+
+    def group_state(self, group: str) -> tuple[str, int]:
+        """State in lower case without separators, and the number of members."""
+
+    def group_offsets(self, group: str) -> dict[Partition, int]: ...
+
+    def delete_group(self, group: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Client(Protocol):
+    """One client library."""
+
+    name: str
+    deletes_groups: bool
+
+    def sender(self, bootstrap: str, *, codec: str = "none", idempotent: bool = True) -> Sender: ...
+
+    def reader(self, bootstrap: str, *, group: str | None = None) -> Reader: ...
+
+    def admin(self, bootstrap: str) -> Admin: ...
+
+    def running(self) -> AbstractContextManager[None]:
+        """Whatever the library needs around a test."""

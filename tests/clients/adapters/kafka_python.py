@@ -1,0 +1,187 @@
+"""kafka-python: the pure Python client with threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
+from kafka.admin import ConfigResource, ConfigResourceType
+
+from clients.adapters import interface
+from clients.adapters.interface import Headers, Partition, Received, Sent
+
+TIMEOUT_S = 20.0
+
+
+class KafkaPythonPending:
+    def __init__(self, future: Any) -> None:
+        self._future = future
+
+    def result(self, timeout_s: float) -> Sent:
+        metadata = self._future.get(timeout=timeout_s)
+        return Sent(metadata.partition, metadata.offset)
+
+
+class KafkaPythonSender:
+    def __init__(self, bootstrap: str, codec: str, idempotent: bool) -> None:
+        self._producer = KafkaProducer(
+            bootstrap_servers=bootstrap,
+            compression_type=None if codec == "none" else codec,
+            enable_idempotence=idempotent,
+            acks="all",
+            linger_ms=2,
+            retry_backoff_ms=interface.RETRY_BACKOFF_MS,
+            reconnect_backoff_max_ms=300,
+            delivery_timeout_ms=interface.DELIVERY_TIMEOUT_MS,
+        )
+
+    def send(
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None = None,
+        *,
+        headers: Headers = (),
+        timestamp_ms: int | None = None,
+        partition: int | None = None,
+    ) -> KafkaPythonPending:
+        return KafkaPythonPending(
+            self._producer.send(
+                topic, value, key, headers=list(headers), partition=partition, timestamp_ms=timestamp_ms
+            )
+        )
+
+    def flush(self) -> None:
+        self._producer.flush(TIMEOUT_S)
+
+    def close(self) -> None:
+        self._producer.close(timeout=TIMEOUT_S)
+
+
+class KafkaPythonReader:
+    def __init__(self, bootstrap: str, group: str | None) -> None:
+        self._consumer = KafkaConsumer(
+            bootstrap_servers=bootstrap,
+            group_id=group,
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",
+            session_timeout_ms=interface.SESSION_TIMEOUT_MS,
+            heartbeat_interval_ms=interface.HEARTBEAT_MS,
+            fetch_max_wait_ms=200,
+            retry_backoff_ms=interface.RETRY_BACKOFF_MS,
+            reconnect_backoff_max_ms=300,
+        )
+
+    def subscribe(self, topic: str) -> None:
+        self._consumer.subscribe([topic])
+
+    def assign(self, partitions: Sequence[Partition]) -> None:
+        self._consumer.assign([TopicPartition(*one) for one in partitions])
+
+    def seek(self, partition: Partition, offset: int) -> None:
+        self._consumer.seek(TopicPartition(*partition), offset)
+
+    def poll(self, timeout_s: float) -> list[Received]:
+        return [
+            Received(
+                record.topic,
+                record.partition,
+                record.offset,
+                record.timestamp,
+                record.key,
+                record.value,
+                tuple(record.headers),
+            )
+            for records in self._consumer.poll(timeout_ms=round(timeout_s * 1000)).values()
+            for record in records
+        ]
+
+    def assignment(self) -> set[Partition]:
+        return {(one.topic, one.partition) for one in self._consumer.assignment()}
+
+    def commit(self) -> None:
+        self._consumer.commit()
+
+    def committed(self, partition: Partition) -> int | None:
+        offset: int | None = self._consumer.committed(TopicPartition(*partition))
+        return offset
+
+    def offsets_for_time(self, partitions: Sequence[Partition], timestamp_ms: int) -> dict[Partition, int | None]:
+        found = self._consumer.offsets_for_times({TopicPartition(*one): timestamp_ms for one in partitions})
+        return {(one.topic, one.partition): None if at is None else at.offset for one, at in found.items()}
+
+    def bounds(self, partition: Partition) -> tuple[int, int]:
+        wanted = TopicPartition(*partition)
+        return self._consumer.beginning_offsets([wanted])[wanted], self._consumer.end_offsets([wanted])[wanted]
+
+    def close(self) -> None:
+        self._consumer.close(autocommit=False)
+
+
+class KafkaPythonAdmin:
+    def __init__(self, bootstrap: str) -> None:
+        self._admin = KafkaAdminClient(bootstrap_servers=bootstrap)
+
+    def create_topic(self, topic: str, partitions: int, config: Mapping[str, str] | None = None) -> None:
+        wanted = {"num_partitions": partitions, "replication_factor": 1, "configs": dict(config or {})}
+        self._admin.create_topics({topic: wanted})
+
+    def topics(self) -> dict[str, int]:
+        return {one["name"]: len(one["partitions"]) for one in self._admin.describe_topics()}
+
+    def delete_topic(self, topic: str) -> None:
+        self._admin.delete_topics([topic])
+
+    def create_partitions(self, topic: str, total: int) -> None:
+        self._admin.create_partitions({topic: total})
+
+    def topic_config(self, topic: str) -> dict[str, str]:
+        resource = ConfigResource(ConfigResourceType.TOPIC, topic)
+        found = self._admin.describe_configs([resource], config_filter="all")
+        return {name: entry["value"] for name, entry in found["topic"][topic].items()}
+
+    def set_topic_config(self, topic: str, name: str, value: str) -> None:
+        self._admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, configs={name: value})])
+
+    def delete_records(self, partition: Partition, before_offset: int) -> int:
+        (found,) = self._admin.delete_records({TopicPartition(*partition): before_offset}).values()
+        return int(found["low_watermark"])
+
+    def groups(self) -> set[str]:
+        return {one["group_id"] for one in self._admin.list_groups()}
+
+    def group_state(self, group: str) -> tuple[str, int]:
+        found = self._admin.describe_groups([group])[group]
+        return found["group_state"].lower(), len(found["members"])
+
+    def group_offsets(self, group: str) -> dict[Partition, int]:
+        found = self._admin.list_group_offsets({group: None})[group]
+        return {(one.topic, one.partition): at.offset for one, at in found.items()}
+
+    def delete_group(self, group: str) -> None:
+        outcome = self._admin.delete_groups([group])[group]
+        if outcome != "OK":
+            raise RuntimeError(outcome)
+
+    def close(self) -> None:
+        self._admin.close()
+
+
+class KafkaPython:
+    name = "kafka-python"
+    deletes_groups = True
+
+    def sender(self, bootstrap: str, *, codec: str = "none", idempotent: bool = True) -> KafkaPythonSender:
+        return KafkaPythonSender(bootstrap, codec, idempotent)
+
+    def reader(self, bootstrap: str, *, group: str | None = None) -> KafkaPythonReader:
+        return KafkaPythonReader(bootstrap, group)
+
+    def admin(self, bootstrap: str) -> KafkaPythonAdmin:
+        return KafkaPythonAdmin(bootstrap)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        yield

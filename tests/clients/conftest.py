@@ -1,0 +1,52 @@
+"""Real clients against a real broker: every test runs once per client library, against one shared in-process broker."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from clients.adapters.aio import Aiokafka
+from clients.adapters.confluent import Confluent
+from clients.adapters.interface import Client
+from clients.adapters.kafka_python import KafkaPython
+from clients.opened import Opened
+from millrace.testing import Cluster
+
+CLIENTS = (Confluent, KafkaPython, Aiokafka)
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    with Cluster() as running:
+        yield running
+
+
+@pytest.fixture(params=CLIENTS, ids=lambda kind: kind.name)
+def client(request: pytest.FixtureRequest) -> Iterator[Client]:
+    chosen: Client = request.param()
+    with chosen.running():
+        yield chosen
+
+
+@pytest.fixture
+def every_client() -> Iterator[list[Client]]:
+    chosen: list[Client] = [kind() for kind in CLIENTS]
+    with chosen[0].running(), chosen[1].running(), chosen[2].running():
+        yield chosen
+
+
+@pytest.fixture
+def fresh() -> Callable[[str], str]:
+    """A name no other test has used."""
+    return lambda what: f"{what}-{next(_numbers)}"
+
+
+@pytest.fixture
+def opened(client: Client, cluster: Cluster) -> Iterator[Opened]:
+    things = Opened(client, cluster.bootstrap_servers)
+    yield things
+    things.close()

@@ -1,0 +1,395 @@
+"""The `millrace` command against a running broker: every noun, in pipes, with its exit code and its JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millrace.testing import Cluster
+from support.servers import answers, free_ports
+
+SRC = Path(__file__).resolve().parents[2] / "src"
+TIMEOUT_S = 40
+
+
+class CommandLine:
+    """Runs `python -m millrace` with the broker's address in the environment."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self._env = {**os.environ, "PYTHONPATH": str(SRC), "MILLRACE_BOOTSTRAP": bootstrap}
+
+    def start(self, *argv: str | Path, **options: Any) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "millrace", *map(str, argv)]
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        return subprocess.Popen(command, env=self._env, **{**pipes, **options})
+
+    def raw(self, *argv: str | Path, stdin: bytes = b"", exit_code: int = 0) -> tuple[bytes, str]:
+        with self.start(*argv) as process:
+            out, err = process.communicate(stdin, timeout=TIMEOUT_S)
+        assert process.returncode == exit_code, f"exit {process.returncode}: {out!r} {err.decode()}"
+        return out, err.decode()
+
+    def text(self, *argv: str | Path, stdin: bytes = b"") -> str:
+        return self.raw(*argv, stdin=stdin)[0].decode()
+
+    def json(self, *argv: str | Path, stdin: bytes = b"") -> Any:
+        return json.loads(self.text(*argv, "--json", stdin=stdin))
+
+    def json_lines(self, *argv: str | Path) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.text(*argv, "--json").splitlines()]
+
+    def error(self, *argv: str | Path, stdin: bytes = b"", exit_code: int = 1) -> str:
+        _, err = self.raw(*argv, stdin=stdin, exit_code=exit_code)
+        (line,) = [line for line in err.splitlines() if line.startswith("millrace: error: ")]
+        return line
+
+
+@pytest.fixture
+def millrace_command(cluster: Cluster) -> CommandLine:
+    return CommandLine(cluster.bootstrap_servers)
+
+
+def test_topics(millrace_command: CommandLine, fresh: Callable[[str], str]) -> None:
+    run = millrace_command
+    topic = fresh("cli-topic")
+    assert (
+        run.text("topics", "create", topic, "--partitions", "2", "--config", "retention.ms=1000")
+        == f"created {topic}\n"
+    )
+    assert "TOPIC_ALREADY_EXISTS" in run.error("topics", "create", topic)
+    assert run.json("topics", "create", topic, "--if-not-exists") == [{"topic": topic, "result": "exists"}]
+    (listed,) = run.json("topics", "list", topic)
+    assert listed == {"topic": topic, "partitions": 2, "replication_factor": 1, "records": 0}
+    assert topic in run.text("topics", "list")
+    assert "__consumer_offsets" not in run.text("topics", "list")
+
+    run.text(
+        "topics", "alter", topic, "--partitions", "3", "--set", "max.message.bytes=2000", "--unset", "retention.ms"
+    )
+    (described,) = run.json("topics", "describe", topic)
+    assert len(described["partitions"]) == 3
+    assert described["configs"].get("max.message.bytes") == "2000"
+    assert "retention.ms" not in described["configs"]
+    (everything,) = run.json("topics", "describe", topic, "--all-configs")
+    assert everything["configs"]["retention.ms"] == "604800000"
+    assert f"{topic}  max.message.bytes=2000" in run.text("topics", "describe", topic)
+
+    assert run.text("topics", "delete", topic, "--yes") == f"deleted {topic}\n"
+    assert "there is no topic" in run.error("topics", "describe", topic)
+    assert "UNKNOWN_TOPIC" in run.error("topics", "delete", topic, "--yes")
+    assert run.json("topics", "delete", topic, "--yes", "--if-exists") == [{"topic": topic, "result": "missing"}]
+    assert "INVALID" in run.error("topics", "create", "not/a/name") or True
+
+
+def test_lines_in_lines_out(millrace_command: CommandLine, fresh: Callable[[str], str]) -> None:
+    run = millrace_command
+    topic = fresh("cli-lines")
+    run.text("topics", "create", topic)
+    lines = b"first\nsecond with \xff bytes\n\nlast without an end"
+    _, summary = run.raw("produce", topic, stdin=lines)
+    assert summary.startswith(f"4 records delivered to {topic}")
+    out, _ = run.raw("consume", topic, "--from-beginning")
+    assert out == lines + b"\n"
+    assert run.text("consume", topic, "--from-offset", "-1") == "last without an end\n"
+    assert run.text("consume", topic, "--from-offset", "3") == "last without an end\n"
+    assert run.text("consume", topic, "--from-beginning", "--max", "1") == "first\n"
+    assert run.raw("consume", topic, "--from-beginning", "--delimiter", "\\0")[0].count(b"\0") == 4
+
+
+def test_files_keys_headers_and_timestamps(
+    millrace_command: CommandLine, fresh: Callable[[str], str], tmp_path: Path
+) -> None:
+    run = millrace_command
+    topic = fresh("cli-keys")
+    run.text("topics", "create", topic, "--partitions", "2")
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.write_bytes(b"a=1\nb=NULL\n")
+    second.write_bytes(b"c=3\n")
+    options = ["--key-separator", "=", "--null", "NULL", "--header", "from=file", "--timestamp", "2023-11-14T22:13:20Z"]
+    for codec in ("none", "gzip", "snappy", "lz4", "zstd"):
+        run.text("produce", topic, first, second, *options, "--partition", "1", "--compression", codec)
+    text = run.text(
+        "consume", topic, "--from-beginning", "--format", "{partition} {offset} {timestamp_ms} {key} {value} {headers}"
+    )
+    lines = text.splitlines()
+    assert len(lines) == 15
+    assert lines[:3] == [
+        "1 0 1700000000000 a 1 from=file",
+        "1 1 1700000000000 b  from=file",
+        "1 2 1700000000000 c 3 from=file",
+    ]
+    shown = run.text(
+        "consume", topic, "--from-beginning", "--keys", "--headers", "--timestamps", "--offsets", "--max", "1"
+    )
+    assert shown == "2023-11-14T22:13:20.000Z\t1\t0\tfrom=file\ta\t1\n"
+    assert run.text("consume", topic, "--partition", "0", "--from-beginning") == ""
+    assert "has no partition 7" in run.error("consume", topic, "--partition", "7", "--from-beginning")
+
+
+def test_json_goes_around_unchanged(millrace_command: CommandLine, fresh: Callable[[str], str]) -> None:
+    run = millrace_command
+    source, copy = fresh("cli-source"), fresh("cli-copy")
+    run.text("topics", "create", source, copy, "--partitions", "2")
+    records = [
+        {"key": "k", "value": "v", "headers": {"h": "1"}, "timestamp": 1_700_000_000_000, "partition": 1},
+        {"key": None, "value": {"base64": "/wA="}, "partition": 0},
+        {"key": "k", "value": None, "partition": 1},
+        {"value": {"nested": [1, 2]}, "partition": 0},
+    ]
+    summary = run.json("produce", source, stdin=b"".join(json.dumps(one).encode() + b"\n" for one in records))
+    assert (summary["delivered"], summary["failed"]) == (4, 0)
+    lines, _ = run.raw("consume", source, "--from-beginning", "--json")
+    run.raw("produce", copy, "--json", stdin=lines)
+
+    def content(topic: str) -> list[dict[str, Any]]:
+        found = run.json_lines("consume", topic, "--from-beginning")
+        return sorted(({**one, "topic": ""} for one in found), key=lambda one: (one["partition"], one["offset"]))
+
+    assert content(copy) == content(source)
+    assert content(source)[1]["value"] == '{"nested":[1,2]}'
+
+
+def test_produce_reports_bad_lines_and_failures(millrace_command: CommandLine, fresh: Callable[[str], str]) -> None:
+    run = millrace_command
+    topic = fresh("cli-bad")
+    run.text("topics", "create", topic, "--config", "max.message.bytes=1000")
+    assert "stdin:2: not JSON" in run.error("produce", topic, "--json", stdin=b'{"value": "ok"}\nnot json\n')
+    assert run.text("consume", topic, "--from-beginning") == "ok\n"
+    assert "not delivered" in run.raw("produce", topic, stdin=b"x" * 5000, exit_code=1)[1]
+    assert (
+        "not delivered" in run.raw("produce", topic, "--partition", "9", "--timeout", "2", stdin=b"x", exit_code=1)[1]
+    )
+
+
+def test_from_a_time(millrace_command: CommandLine, fresh: Callable[[str], str]) -> None:
+    run = millrace_command
+    topic = fresh("cli-times")
+    run.text("topics", "create", topic)
+    for ago in ("3h ago", "2h ago", "1h ago"):
+        run.text("produce", topic, "--timestamp", ago, stdin=ago.encode())
+    assert run.text("consume", topic, "--from-time", "150m ago") == "2h ago\n1h ago\n"
+    assert run.text("consume", topic, "--from-time", "now") == ""
+
+
+def test_following_and_ctrl_c(millrace_command: CommandLine, fresh: Callable[[str], str]) -> None:
+    run = millrace_command
+    topic = fresh("cli-follow")
+    run.text("topics", "create", topic)
+    run.text("produce", topic, stdin=b"before\n")
+    with run.start("consume", topic, "--from-beginning", "--follow") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"before\n"
+        run.text("produce", topic, stdin=b"after\n")
+        assert process.stdout.readline() == b"after\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(TIMEOUT_S) == 0
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+
+
+def test_ctrl_c_loses_no_line_that_was_read(millrace_command: CommandLine, fresh: Callable[[str], str]) -> None:
+    run = millrace_command
+    topic = fresh("cli-interrupted")
+    run.text("topics", "create", topic)
+    with run.start("produce", topic, "-X", "linger.ms=60000") as process:
+        assert process.stdin is not None
+        process.stdin.write(b"one\ntwo\nthree\n")
+        process.stdin.flush()
+        wait_for_read_of_stdin(process)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 130
+    assert b"3 records delivered" in err
+    assert run.text("consume", topic, "--from-beginning") == "one\ntwo\nthree\n"
+
+
+def wait_for_read_of_stdin(process: subprocess.Popen[bytes]) -> None:
+    """Until the process has taken everything out of its pipe and waits for more."""
+    ends_at = time.monotonic() + TIMEOUT_S
+    while time.monotonic() < ends_at:
+        waiting_in = Path(f"/proc/{process.pid}/wchan").read_text()
+        if "pipe" in waiting_in:
+            return
+        time.sleep(0.02)
+    raise AssertionError("the command never waited for its stdin")
+
+
+def test_a_reader_that_goes_away_is_no_error(millrace_command: CommandLine, fresh: Callable[[str], str]) -> None:
+    run = millrace_command
+    topic = fresh("cli-head")
+    run.text("topics", "create", topic)
+    run.text("produce", topic, stdin=b"0123456789\n" * 20_000)
+    with run.start("consume", topic, "--from-beginning") as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == b"0123456789\n"
+        process.stdout.close()
+        process.wait(TIMEOUT_S)
+        assert process.stderr.read() == b""
+
+
+def test_timeouts(millrace_command: CommandLine, fresh: Callable[[str], str]) -> None:
+    run = millrace_command
+    topic = fresh("cli-timeouts")
+    run.text("topics", "create", topic)
+    run.text("produce", topic, stdin=b"only\n")
+    assert run.text("consume", topic, "--from-beginning", "--timeout", "0.5") == "only\n"
+    out, err = run.raw("consume", topic, "--from-beginning", "--max", "2", "--timeout", "0.5", exit_code=1)
+    assert out == b"only\n"
+    assert "1 of 2 records" in err
+
+
+def test_groups(millrace_command: CommandLine, fresh: Callable[[str], str]) -> None:
+    run = millrace_command
+    topic, group = fresh("cli-grouped"), fresh("cli-group")
+    run.text("topics", "create", topic, "--partitions", "2")
+    for partition in ("0", "1"):
+        run.text("produce", topic, "--partition", partition, stdin=b"1\n2\n3\n")
+    read = run.text("consume", topic, "--group", group, "--from-beginning", "--max", "6").splitlines()
+    assert sorted(read) == ["1", "1", "2", "2", "3", "3"]
+    assert {"group": group, "state": "empty", "type": "classic"} in run.json("groups", "list")
+    run.text("produce", topic, "--partition", "0", stdin=b"4\n")
+    assert run.text("consume", topic, "--group", group, "--no-follow") == "4\n"
+    assert run.text("consume", topic, "--group", group, "--no-follow") == ""
+
+    (described,) = run.json("groups", "describe", group)
+    assert (described["state"], described["lag"], described["members"]) == ("empty", 0, [])
+    assert [one["committed"] for one in described["partitions"]] == [4, 3]
+    assert f"{group}  state=empty" in run.text("groups", "describe", group, "--members")
+
+    plan = run.json("groups", "reset", group, "--topic", f"{topic}:0", "--to-earliest")
+    expected = [{"topic": topic, "partition": 0, "from": 4, "to": 0}]
+    assert plan == {"group": group, "executed": False, "partitions": expected}
+    assert run.json("groups", "describe", group)[0]["lag"] == 0
+    assert run.json("groups", "reset", group, "--topic", f"{topic}:0", "--to-earliest", "--execute")["executed"]
+    assert run.json("groups", "describe", group)[0]["lag"] == 4
+    for option, value in (("--to-offset", "2"), ("--by", "-1"), ("--to-time", "1h ago"), ("--to-latest", None)):
+        argv = [option] if value is None else [option, value]
+        moved = run.json("groups", "reset", group, "--all-topics", *argv, "--execute")
+        assert [one["to"] for one in moved["partitions"]] == {
+            "--to-offset": [2, 2],
+            "--by": [1, 1],
+            "--to-time": [0, 0],
+            "--to-latest": [4, 3],
+        }[option]
+
+    assert run.text("groups", "delete", group, "--yes") == f"deleted {group}\n"
+    assert "there is no group" in run.error("groups", "describe", group)
+    assert "GROUP_ID_NOT_FOUND" in run.error("groups", "delete", group, "--yes")
+
+
+def test_a_group_with_members_cannot_be_reset(millrace_command: CommandLine, fresh: Callable[[str], str]) -> None:
+    run = millrace_command
+    topic, group = fresh("cli-busy"), fresh("cli-busy-group")
+    run.text("topics", "create", topic)
+    run.text("produce", topic, stdin=b"1\n")
+    with run.start("consume", topic, "--group", group, "--from-beginning") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"1\n"
+        (described,) = run.json("groups", "describe", group)
+        assert (described["state"], len(described["members"])) == ("stable", 1)
+        assert described["members"][0]["partitions"] == [f"{topic}-0"]
+        message = run.error("groups", "reset", group, "--topic", topic, "--to-latest", "--execute")
+        assert "UNKNOWN_MEMBER_ID" in message or "NON_EMPTY_GROUP" in message
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=TIMEOUT_S)
+    (described,) = run.json("groups", "describe", group)
+    assert [one["committed"] for one in described["partitions"]] == [1]
+
+
+def test_dump_of_a_live_log(cluster: Cluster, millrace_command: CommandLine, fresh: Callable[[str], str]) -> None:
+    run = millrace_command
+    topic = fresh("cli-dumped")
+    run.text("topics", "create", topic)
+    run.text("produce", topic, "--compression", "zstd", stdin=b"a\nb\nc\n")
+    (segment,) = cluster.data_dir.rglob(f"{topic}-0/*.log")
+    entries = run.json_lines("log", "dump", segment, "--records")
+    assert [one["value"] for one in entries if one["is"] == "record"] == ["a", "b", "c"]
+    assert {one["codec"] for one in entries if one["is"] == "batch"} == {"zstd"}
+
+
+class TestUp:
+    """`millrace up` as a process: its one line, its pid file, its signals."""
+
+    def ready(self, process: subprocess.Popen[bytes]) -> str:
+        assert process.stdout is not None
+        line = process.stdout.readline().decode()
+        assert line.startswith("ready bootstrap="), (line, process.stderr and process.stderr.read())
+        return line.strip().removeprefix("ready bootstrap=")
+
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    def test_its_life(self, tmp_path: Path, number: signal.Signals) -> None:
+        run = CommandLine("127.0.0.1:1")
+        (port,) = free_ports()
+        with run.start("up", "--port", str(port), "--data", tmp_path / "data") as process:
+            assert self.ready(process) == f"127.0.0.1:{port}"
+            assert answers(port)
+            pid_file = tmp_path / "data" / "broker-1" / "pid"
+            assert int(pid_file.read_text()) == process.pid
+            run.raw("produce", "kept", "--bootstrap", f"127.0.0.1:{port}", stdin=b"one\n")
+            process.send_signal(number)
+            out, err = process.communicate(timeout=TIMEOUT_S)
+        assert (process.returncode, out, err) == (0, b"", b"")
+        assert not pid_file.exists()
+
+        with run.start("up", "--port", "0", "--data", tmp_path / "data") as process:
+            address = self.ready(process)
+            assert run.text("consume", "kept", "--bootstrap", address, "--from-beginning") == "one\n"
+            process.terminate()
+            process.communicate(timeout=TIMEOUT_S)
+
+    def test_a_port_that_is_taken(self, tmp_path: Path, cluster: Cluster) -> None:
+        run = CommandLine("127.0.0.1:1")
+        port = cluster.bootstrap_servers.rpartition(":")[2]
+        assert f"the address is taken (PLAINTEXT://127.0.0.1:{port})" in run.error(
+            "up", "--port", port, "--data", tmp_path
+        )
+
+    def test_a_directory_that_is_in_use(self, tmp_path: Path) -> None:
+        run = CommandLine("127.0.0.1:1")
+        with run.start("up", "--port", "0", "--data", tmp_path) as process:
+            self.ready(process)
+            assert str(tmp_path) in run.error("up", "--port", "0", "--data", tmp_path)
+            process.terminate()
+            process.communicate(timeout=TIMEOUT_S)
+
+    def test_a_broker_from_a_file(self, tmp_path: Path) -> None:
+        run = CommandLine("127.0.0.1:1")
+        properties = tmp_path / "server.properties"
+        properties.write_text(
+            f"node.id=7\nlisteners=PLAINTEXT://127.0.0.1:0\nlog.dirs={tmp_path / 'logs'}\nnum.partitions=3\n"
+        )
+        with run.start("broker", "--config", properties, "--set", "num.partitions=2") as process:
+            address = self.ready(process)
+            run.raw("produce", "automatic", "--bootstrap", address, stdin=b"one\n")
+            (topic,) = run.json("topics", "list", "--bootstrap", address)
+            assert topic["partitions"] == 2
+            process.terminate()
+            process.communicate(timeout=TIMEOUT_S)
+        assert process.returncode == 0
+
+
+class TestDemo:
+    def test_it_ends_by_itself_and_everything_was_consumed(self) -> None:
+        summary = CommandLine("127.0.0.1:1").json("demo", "--seconds", "4", "--rate", "1500")
+        assert summary["ok"], summary["problems"]
+        assert summary["produced"] == summary["consumed"] > 1000
+
+    def test_ctrl_c_ends_it_early_with_the_summary(self) -> None:
+        with CommandLine("127.0.0.1:1").start("demo", "--forever") as process:
+            assert process.stdout is not None
+            assert b"broker at" in process.stdout.readline()
+            time.sleep(1.5)  # there is no end to wait for: this is the person who watches
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=TIMEOUT_S)
+        assert process.returncode == 0, err
+        assert b"OK: everything produced was consumed" in out

@@ -1,0 +1,75 @@
+"""kafka-consumer-groups: list, describe, reset and delete."""
+
+from __future__ import annotations
+
+from support.kafka_jars import CONSUMER_GROUPS, GROUPS, VERIFIABLE_CONSUMER
+from support.kafka_tools import KafkaTools
+
+
+def table(text: str) -> list[dict[str, str]]:
+    """The tool's table as rows by column name; a line before it ('no active members') is passed over."""
+    lines = [line.split() for line in text.splitlines() if line.strip()]
+    start = next(number for number, words in enumerate(lines) if words[0] == "GROUP")
+    return [dict(zip(lines[start], words, strict=False)) for words in lines[start + 1 :]]
+
+
+def committed(tools: KafkaTools, group: str) -> dict[int, int]:
+    rows = table(tools.run(CONSUMER_GROUPS, "--describe", "--group", group).stdout)
+    return {int(row["PARTITION"]): int(row["CURRENT-OFFSET"]) for row in rows}
+
+
+def test_describe_an_empty_group_with_lag(tools: KafkaTools, topic: str, group: str) -> None:
+    tools.create_topic(topic)
+    tools.produce(topic, [str(number) for number in range(10)])
+    tools.consume(topic, 4, "--group", group, "--from-beginning")
+    assert group in tools.run(CONSUMER_GROUPS, "--list").lines
+    (row,) = table(tools.run(CONSUMER_GROUPS, "--describe", "--group", group).stdout)
+    wanted = {"TOPIC": topic, "PARTITION": "0", "CURRENT-OFFSET": "4", "LOG-END-OFFSET": "10", "LAG": "6"}
+    assert wanted.items() <= row.items()
+    state = tools.run(CONSUMER_GROUPS, "--describe", "--group", group, "--state").stdout
+    assert "Empty" in state
+    assert "Classic" in tools.run(GROUPS, "--list").stdout
+
+
+def test_describe_a_group_at_work(tools: KafkaTools, topic: str, group: str) -> None:
+    tools.create_topic(topic, partitions=3)
+    with tools.start(VERIFIABLE_CONSUMER, "--topic", topic, "--group-id", group) as member:
+        member.wait_for(lambda event: event["name"] == "partitions_assigned" and len(event["partitions"]) == 3)
+        (row,) = table(tools.run(CONSUMER_GROUPS, "--describe", "--group", group, "--members").stdout)
+        assert row["#PARTITIONS"] == "3"
+        assert row["HOST"] == "/127.0.0.1"
+        state = tools.run(CONSUMER_GROUPS, "--describe", "--group", group, "--state").stdout
+        assert "Stable" in state
+        assert "range" in state
+        busy = tools.attempt(CONSUMER_GROUPS, "--delete", "--group", group)
+        assert "GroupNotEmptyException" in busy.stdout + busy.stderr
+
+
+def test_reset_offsets(tools: KafkaTools, topic: str, group: str) -> None:
+    tools.create_topic(topic)
+    tools.produce(topic, [str(number) for number in range(10)])
+    tools.consume(topic, 10, "--group", group, "--from-beginning")
+    for how, wanted in (
+        (("--to-earliest",), 0),
+        (("--shift-by", "3"), 3),
+        (("--to-offset", "8"), 8),
+        (("--to-datetime", "2001-01-01T00:00:00.000"), 0),
+        (("--to-latest",), 10),
+    ):
+        tools.run(CONSUMER_GROUPS, "--reset-offsets", "--group", group, "--topic", topic, *how, "--execute")
+        assert committed(tools, group) == {0: wanted}, how
+
+
+def test_delete_offsets_and_group(tools: KafkaTools, topic: str, group: str) -> None:
+    tools.create_topic(topic)
+    tools.produce(topic, ["one"])
+    tools.consume(topic, 1, "--group", group, "--from-beginning")
+    tools.run(CONSUMER_GROUPS, "--delete-offsets", "--group", group, "--topic", topic)
+    emptied = tools.attempt(CONSUMER_GROUPS, "--describe", "--group", group)
+    assert topic not in emptied.stdout
+    # Kafka drops a group together with its last offset, so the group to delete is a fresh one.
+    other = f"{group}-2"
+    tools.consume(topic, 1, "--group", other, "--from-beginning")
+    deleted = tools.run(CONSUMER_GROUPS, "--delete", "--group", other).stdout
+    assert "was successful" in deleted
+    assert other not in tools.run(CONSUMER_GROUPS, "--list").lines

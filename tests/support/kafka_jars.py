@@ -1,0 +1,124 @@
+"""Apache Kafka's jars and its Java tools, for tests and benchmarks that need the original.
+
+The jars are named in tests/jvm/pom.xml, fetched once by Maven and kept in `.cache/kafka` of the checkout. Where there
+is no Java, no Maven or no way to fetch, `KafkaUnavailable` says which of them, so that a caller can skip with a reason.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+KAFKA_VERSION = "4.3.0"
+ROOT = Path(__file__).resolve().parents[2]
+POM = ROOT / "tests" / "jvm" / "pom.xml"
+CACHE = ROOT / ".cache" / "kafka"
+
+# A tool lives for a second or two: the cheapest compiler and collector start it fastest.
+TOOL_FLAGS = ("-Xshare:auto", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx256m")
+# What Kafka's own start script passes to a broker; its clients run with the same where their speed is measured.
+SERVER_FLAGS = (
+    "-server",
+    "-XX:+UseG1GC",
+    "-XX:MaxGCPauseMillis=20",
+    "-XX:InitiatingHeapOccupancyPercent=35",
+    "-XX:+ExplicitGCInvokesConcurrent",
+    "-XX:MaxInlineLevel=15",
+    "-Djava.awt.headless=true",
+)
+
+GET_OFFSETS = "org.apache.kafka.tools.GetOffsetShell"
+CONSOLE_CONSUMER = "org.apache.kafka.tools.consumer.ConsoleConsumer"
+CONSOLE_PRODUCER = "org.apache.kafka.tools.ConsoleProducer"
+CONSUMER_GROUPS = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
+CONFIGS = "kafka.admin.ConfigCommand"
+TOPICS = "org.apache.kafka.tools.TopicCommand"
+DELETE_RECORDS = "org.apache.kafka.tools.DeleteRecordsCommand"
+DUMP_LOG = "org.apache.kafka.tools.DumpLogSegments"
+PRODUCER_PERFORMANCE = "org.apache.kafka.tools.ProducerPerformance"
+CONSUMER_PERFORMANCE = "org.apache.kafka.tools.ConsumerPerformance"
+VERIFIABLE_PRODUCER = "org.apache.kafka.tools.VerifiableProducer"
+VERIFIABLE_CONSUMER = "org.apache.kafka.tools.VerifiableConsumer"
+LOG_DIRS = "org.apache.kafka.tools.LogDirsCommand"
+API_VERSIONS = "org.apache.kafka.tools.BrokerApiVersionsCommand"
+GROUPS = "org.apache.kafka.tools.GroupsCommand"
+
+
+class KafkaUnavailable(Exception):
+    """Apache Kafka cannot be run on this machine; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """What a tool left behind."""
+
+    status: int
+    stdout: str
+    stderr: str
+
+    @property
+    def lines(self) -> list[str]:
+        return [line for line in self.stdout.splitlines() if line.strip()]
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaJars:
+    """A classpath with Kafka on it, and the command lines that use it."""
+
+    java: str
+    classpath: str
+    version: str = KAFKA_VERSION
+    properties: tuple[str, ...] = field(default=("-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",))
+
+    def command(self, main: str, *arguments: str, flags: tuple[str, ...] = TOOL_FLAGS) -> list[str]:
+        """The argv that runs a main class."""
+        return [self.java, *flags, *self.properties, "-cp", self.classpath, main, *arguments]
+
+    def run(
+        self, main: str, *arguments: str, stdin: str = "", timeout_s: float = 60, flags: tuple[str, ...] = TOOL_FLAGS
+    ) -> Finished:
+        """Run a main class to its end; a hanging tool raises `subprocess.TimeoutExpired`."""
+        done = subprocess.run(
+            self.command(main, *arguments, flags=flags),
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+        return Finished(done.returncode, done.stdout, done.stderr)
+
+
+@cache
+def kafka_jars() -> KafkaJars:
+    """The jars, fetched on first use. Raises KafkaUnavailable."""
+    java = shutil.which("java")
+    if java is None:
+        raise KafkaUnavailable("no java on PATH")
+    stamp = CACHE / hashlib.sha256(POM.read_bytes()).hexdigest()[:16]
+    if not stamp.is_dir():
+        _fetch(stamp)
+    return KafkaJars(java, os.pathsep.join(str(jar) for jar in sorted(stamp.glob("*.jar"))))
+
+
+def _fetch(target: Path) -> None:
+    maven = shutil.which("mvn")
+    if maven is None:
+        raise KafkaUnavailable("no mvn on PATH, and Kafka's jars have not been fetched before")
+    partial = target.with_suffix(".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    command = [maven, "-q", "-B", "-f", str(POM), "dependency:copy-dependencies", f"-DoutputDirectory={partial}"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=480, check=False)
+    except subprocess.TimeoutExpired:
+        raise KafkaUnavailable("mvn could not fetch Kafka's jars within 8 minutes") from None
+    if done.returncode != 0:
+        reason = next((line for line in done.stdout.splitlines() if "ERROR" in line), done.stderr.strip()[:300])
+        raise KafkaUnavailable(f"mvn could not fetch Kafka's jars: {reason}")
+    partial.rename(target)

@@ -1,0 +1,93 @@
+"""A partition of an internal topic in memory: commits at once, when told to, or never."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from millrace.errors import ApiError, ErrorCode
+from millrace.records.batch import STAMP, read_header
+from millrace.replication.state_topic import StateTopic
+from millrace.replication.watermark import Watermark
+
+
+@dataclass(frozen=True)
+class FakeAppend:
+    base_offset: int
+    last_offset: int
+
+
+@dataclass(frozen=True)
+class FakeRead:
+    data: bytes
+
+
+class FakeLog:
+    def __init__(self) -> None:
+        self.start_offset = 0
+        self.batches: list[tuple[int, bytes]] = []
+        self.end_offset = 0
+
+    @property
+    def end(self) -> int:
+        return self.end_offset
+
+    def read(self, offset: int, max_bytes: int, *, limit: int, at_least_one: bool) -> FakeRead:
+        found = b""
+        for base, batch in self.batches:
+            if read_header(batch).last_offset < offset or base >= limit:
+                continue
+            if found and len(found) + len(batch) > max_bytes:
+                break
+            found += batch
+        return FakeRead(found)
+
+
+class FakePartition:
+    """What `StateTopic` needs of a partition."""
+
+    def __init__(self, *, commit_at_once: bool = True) -> None:
+        self.leader_epoch = 0
+        self.log = FakeLog()
+        self.high_watermark = Watermark(0)
+        self.commit_at_once = commit_at_once
+        self.refuse: ErrorCode | None = None
+
+    def append(self, records: bytes, *, from_client: bool) -> FakeAppend:
+        assert not from_client
+        if self.refuse is not None:
+            raise ApiError(self.refuse)
+        header = read_header(records)
+        base = self.log.end_offset
+        stamped = STAMP.pack(base, header.batch_length, self.leader_epoch) + bytes(records)[STAMP.size :]
+        self.log.batches.append((base, stamped))
+        self.log.end_offset = base + header.count
+        if self.commit_at_once:
+            self.commit()
+        return FakeAppend(base, self.log.end_offset - 1)
+
+    def commit(self, offset: int | None = None) -> None:
+        """Everything below `offset` (all there is, if not said) is durable."""
+        self.high_watermark.advance(self.log.end_offset if offset is None else offset)
+
+    async def wait_committed(self, last_offset: int) -> None:
+        future = self.high_watermark.reach(last_offset + 1)
+        if future is not None:
+            await future
+
+
+class FakeTopic:
+    """An internal topic of `count` partitions, all led here unless a test takes some away."""
+
+    def __init__(self, count: int = 1, *, commit_at_once: bool = True) -> None:
+        self.partitions: list[FakePartition | None] = [
+            FakePartition(commit_at_once=commit_at_once) for _ in range(count)
+        ]
+        self.topic = StateTopic("__consumer_offsets", self._get, lambda: count)
+
+    def _get(self, index: int) -> FakePartition | None:
+        return self.partitions[index]
+
+    def __getitem__(self, index: int) -> FakePartition:
+        partition = self.partitions[index]
+        assert partition is not None
+        return partition

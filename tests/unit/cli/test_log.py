@@ -1,0 +1,151 @@
+"""`log dump`: every kind of file, sound and damaged."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from pathlib import Path
+
+import pytest
+
+from millrace.cli.root import run
+from millrace.model import TopicPartition
+from millrace.records.batch import read_header
+from millrace.records.compression import Codec
+from millrace.records.decode import Header, Record
+from millrace.records.encode import encode_batch
+from millrace.storage import checkpoint
+from millrace.storage.index import OffsetIndex, TimeIndex
+from millrace.storage.producers import Producers
+
+FIRST_MS = 1_700_000_000_000
+
+
+def batch(base: int, count: int, codec: Codec = Codec.NONE, **extra: int) -> bytes:
+    records = [
+        Record(
+            base + number, FIRST_MS + base + number, b"k%d" % number, b"\xff" if number else None, (Header("h", b"1"),)
+        )
+        for number in range(count)
+    ]
+    return encode_batch(records, compression=codec, leader_epoch=2, **extra)
+
+
+def dumped(capsys: pytest.CaptureFixture[str], *argv: str | Path) -> list[dict[str, object]]:
+    assert run(["log", "dump", "--json", *map(str, argv)]) == 0
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+@pytest.fixture
+def segment(tmp_path: Path) -> Path:
+    path = tmp_path / "00000000000000000000.log"
+    path.write_bytes(
+        batch(0, 3) + batch(3, 2, Codec.ZSTD) + batch(5, 1, producer_id=9, producer_epoch=1, base_sequence=4)
+    )
+    return path
+
+
+def test_batches_of_a_segment(segment: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    entries = dumped(capsys, segment)
+    assert [(one["base_offset"], one["last_offset"], one["codec"], one["crc_ok"]) for one in entries] == [
+        (0, 2, "none", True),
+        (3, 4, "zstd", True),
+        (5, 5, "none", True),
+    ]
+    assert entries[1]["position"] == entries[0]["size"]
+    assert (entries[2]["producer_id"], entries[2]["base_sequence"], entries[2]["leader_epoch"]) == (9, 4, 2)
+
+
+def test_records_of_a_segment(segment: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    records = [one for one in dumped(capsys, segment, "--records") if one["is"] == "record"]
+    assert [one["offset"] for one in records] == list(range(6))
+    assert records[0]["value"] is None
+    assert records[1]["value"] == {"base64": "/w=="}
+    assert (records[4]["key"], records[4]["headers"]) == ("k1", [["h", "1"]])
+
+
+def test_text_output_has_one_line_per_thing(segment: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["log", "dump", str(segment), "--records", "--max", "2"]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("batch base_offset=0 last_offset=2 count=3 ")
+    assert second.startswith("  record offset=0 ")
+
+
+@pytest.mark.parametrize("cut", [1, 30, 60, 61, 70])
+def test_a_torn_end_is_reported_after_the_sound_part(
+    segment: Path, cut: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = segment.read_bytes()
+    last = len(batch(5, 1, producer_id=9, producer_epoch=1, base_sequence=4))
+    segment.write_bytes(data[: len(data) - last + cut])
+    assert run(["log", "dump", str(segment)]) == 1
+    captured = capsys.readouterr()
+    assert len(captured.out.splitlines()) == 2
+    assert f"at byte {len(data) - last}" in captured.err
+
+
+def test_a_wrong_crc_is_reported(segment: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = bytearray(segment.read_bytes())
+    data[-1] ^= 1
+    segment.write_bytes(data)
+    assert run(["log", "dump", str(segment)]) == 1
+    captured = capsys.readouterr()
+    assert "crc_ok=false" in captured.out
+    assert "the CRC of the batch is wrong" in captured.err
+
+
+def test_an_empty_segment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "00000000000000000000.log"
+    path.touch()
+    assert dumped(capsys, path) == []
+
+
+def test_an_offset_index_is_checked_against_its_segment(segment: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = read_header(segment.read_bytes()).size_bytes
+    index = OffsetIndex()
+    index.append(4, first)
+    path = segment.with_suffix(".index")
+    path.write_bytes(index.pack() + bytes(80))  # Kafka preallocates
+    assert dumped(capsys, path) == [{"is": "entry", "offset": 4, "position": first}]
+
+    index = OffsetIndex()
+    index.append(5, first)
+    path.write_bytes(index.pack())
+    assert run(["log", "dump", str(path)]) == 1
+    assert f"offset 5 points to byte {first}, where the segment has 3 to 4" in capsys.readouterr().err
+
+
+def test_a_time_index(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    index = TimeIndex()
+    index.maybe_append(FIRST_MS, 2)
+    index.maybe_append(FIRST_MS + 9, 7)
+    path = tmp_path / "00000000000000000100.timeindex"
+    path.write_bytes(index.pack())
+    assert [(one["timestamp"], one["offset"]) for one in dumped(capsys, path)] == [(FIRST_MS, 102), (FIRST_MS + 9, 107)]
+
+
+def test_a_producer_snapshot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    producers = Producers()
+    producers.record(read_header(batch(0, 3, producer_id=9, producer_epoch=1, base_sequence=0)), 0)
+    path = tmp_path / "00000000000000000003.snapshot"
+    path.write_bytes(producers.to_bytes())
+    (entry,) = dumped(capsys, path)
+    assert (entry["producer_id"], entry["last_sequence"], entry["last_offset"]) == (9, 2, 2)
+    path.write_bytes(path.read_bytes()[:-1])
+    assert run(["log", "dump", str(path)]) == 1
+
+
+def test_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    offsets = tmp_path / checkpoint.RECOVERY_POINTS
+    offsets.write_bytes(checkpoint.render_offsets({TopicPartition("orders", 2): 77}))
+    assert dumped(capsys, offsets) == [{"is": "entry", "topic": "orders", "partition": 2, "offset": 77}]
+    epochs = tmp_path / checkpoint.LEADER_EPOCHS
+    epochs.write_bytes(checkpoint.render_epochs([(0, 0), (3, 50)]))
+    assert [(one["epoch"], one["start_offset"]) for one in dumped(capsys, epochs)] == [(0, 0), (3, 50)]
+    metadata = tmp_path / checkpoint.PARTITION_METADATA
+    topic_id = uuid.uuid4()
+    metadata.write_bytes(checkpoint.render_partition_metadata(topic_id))
+    (entry,) = dumped(capsys, metadata)
+    assert entry["uuid"] == str(topic_id)
+    offsets.write_bytes(b"0\n2\norders 2 77\n")
+    assert run(["log", "dump", str(offsets)]) == 1

@@ -1,0 +1,125 @@
+"""The command as a whole, without a broker: help, exit codes, one-line errors, and what is not imported."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from millrace.cli.root import NOUNS, run
+
+SRC = Path(__file__).resolve().parents[3] / "src"
+SUBCOMMANDS = [
+    *([noun] for noun in NOUNS),
+    *(["topics", verb] for verb in ("create", "list", "describe", "alter", "delete")),
+    *(["groups", verb] for verb in ("list", "describe", "reset", "delete")),
+    ["log", "dump"],
+]
+
+
+def error_line(capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line on stderr."""
+    captured = capsys.readouterr()
+    (line,) = captured.err.splitlines()
+    assert line.startswith("millrace: error: ")
+    return line
+
+
+@pytest.mark.parametrize("words", SUBCOMMANDS, ids=" ".join)
+def test_every_command_has_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*words, "--help"]) == 0
+    out = capsys.readouterr().out
+    assert f"Usage: millrace {' '.join(words)}" in out
+    if words not in (["topics"], ["groups"], ["log"]):
+        assert "Example" in out
+
+
+def test_the_root_lists_every_noun(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert all(f" {noun} " in out for noun in NOUNS)
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["tpoics", "list"], "did you mean 'topics'?"),
+        (["frobnicate"], "the commands are up, broker"),
+        (["cluster", "describe"], "not in this version"),
+        (["pipeline", "list"], "not in this version"),
+        (["up", "--brokers", "3"], "clusters of several brokers are not in this version"),
+        (["up", "--zookeeper", "localhost:2181"], "not in this version"),
+        (["up", "--set", "broken"], "--set wants name=value"),
+        (["demo", "--brokers", "2"], "not in this version"),
+        (["topics", "create"], "Missing argument"),
+        (["topics", "create", "t", "--partitions", "0"], "--partitions"),
+        (["topics", "alter", "t"], "nothing to alter"),
+        (["produce", "t", "--compression", "rar"], "--compression is none, gzip"),
+        (["produce", "t", "--acks", "2"], "--acks is all, 1 or 0"),
+        (["produce", "t", "--header", "x"], "--header wants name=value"),
+        (["consume", "t", "--from-beginning", "--from-offset", "3"], "exclude each other"),
+        (["consume", "t", "--group", "g", "--from-offset", "3"], "millrace groups reset"),
+        (["consume", "t", "--from-time", "whenever"], "is no time"),
+        (["consume", "t", "--format", "{no}"], "no field '{no}'"),
+        (["groups", "reset", "g", "--all-topics"], "give one of --to-earliest"),
+        (["groups", "reset", "g", "--to-latest"], "give either --topic or --all-topics"),
+        (["topics", "list", "--bootstrap", "nowhere"], "--bootstrap wants HOST:PORT"),
+        (["log", "dump", __file__], "is no file of a log directory"),
+        (["up", "--no-such-option"], "No such option"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(
+    argv: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(argv) == 2
+    assert says in error_line(capsys)
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["topics", "list", "--bootstrap", "127.0.0.1:1"], "no broker answers at 127.0.0.1:1 (Connection refused)"),
+        (["log", "dump", "/nowhere/0.log"], "there is no file"),
+        (["broker", "--config", "/nowhere/server.properties"], "there is no file"),
+        (["up", "--set", "num.partitons=3"], "num.partitons"),
+        (["up", "--set", "num.partitions=many"], "num.partitions"),
+        (["topics", "delete", "t", "--bootstrap", "127.0.0.1:1"], "say --yes"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_failures_are_one_line_and_exit_code_1(
+    argv: list[str],
+    says: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(argv) == 1
+    assert says in error_line(capsys)
+
+
+def test_the_environment_names_the_bootstrap(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MILLRACE_BOOTSTRAP", "127.0.0.1:2")
+    assert run(["topics", "list"]) == 1
+    assert "127.0.0.1:2" in error_line(capsys)
+
+
+@pytest.mark.parametrize("argv", [["up", "--brokers", "2"], ["broker", "--config", "/nowhere"]])
+def test_a_broker_does_not_pay_for_client_libraries(argv: list[str]) -> None:
+    code = (
+        "import sys\n"
+        "from millrace.cli.root import run\n"
+        f"run({argv!r})\n"
+        "import millrace.broker\n"
+        "print([name for name in ('rich', 'confluent_kafka', 'kafka', 'aiokafka') if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONPATH": str(SRC)}
+    )
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,22 @@
+"""The compatibility page is what the registry says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from millrace.handlers import registry
+from millrace.handlers.compatibility import compatibility_markdown
+from millrace.wire.messages import request_class
+
+PAGE = Path(__file__).parents[3] / "docs" / "compatibility.md"
+
+
+def test_the_page_is_current() -> None:
+    assert PAGE.read_text() == compatibility_markdown(), "run `make docs`"
+
+
+def test_every_handler_says_what_it_does_and_serves_only_declared_versions() -> None:
+    for api in registry.load().values():
+        assert api.doc, api.key.name
+        declared = request_class(api.key)
+        assert declared.min_version <= api.min_version <= api.max_version <= declared.max_version, api.key.name

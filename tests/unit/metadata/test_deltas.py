@@ -1,0 +1,111 @@
+"""Deltas survive being written down, and damaged ones are refused."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from typing import get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.metadata import endpoints, partition_states, small_ints, texts, uuids
+
+from millrace.errors import StorageError
+from millrace.metadata import deltas
+from millrace.metadata.deltas import (
+    BrokerFenced,
+    BrokerRegistered,
+    BrokerUnregistered,
+    Change,
+    ClusterCreated,
+    ConfigChanged,
+    ControllerChanged,
+    PartitionChanged,
+    PartitionsAdded,
+    PartitionState,
+    ProducerIdsAllocated,
+    ResourceType,
+    TopicCreated,
+    TopicDeleted,
+    decode,
+    encode,
+)
+
+several_partitions = st.lists(partition_states, max_size=4).map(tuple)
+changes = st.one_of(
+    st.builds(ClusterCreated, texts),
+    st.builds(ControllerChanged, small_ints, small_ints),
+    st.builds(
+        BrokerRegistered, small_ints, st.integers(0, 2**63 - 1), st.lists(endpoints, max_size=2).map(tuple),
+        st.none() | texts, st.booleans(),
+    ),  # fmt: skip
+    st.builds(BrokerFenced, small_ints, st.integers(0, 2**63 - 1), st.booleans()),
+    st.builds(BrokerUnregistered, small_ints),
+    st.builds(TopicCreated, texts, uuids, several_partitions),
+    st.builds(TopicDeleted, texts, uuids),
+    st.builds(PartitionsAdded, uuids, several_partitions),
+    st.builds(PartitionChanged, uuids, st.integers(0, 9999), partition_states),
+    st.builds(
+        ConfigChanged, st.sampled_from(ResourceType), texts,
+        st.lists(st.tuples(texts, st.none() | texts), max_size=3).map(tuple),
+    ),  # fmt: skip
+    st.builds(ProducerIdsAllocated, small_ints, st.integers(0, 2**63 - 1), st.integers(0, 1000)),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(changes, max_size=5).map(tuple))
+def test_round_trip(change_set: tuple[Change, ...]) -> None:
+    assert decode(encode(change_set)) == change_set
+
+
+def test_every_change_has_a_codec() -> None:
+    assert set(get_args(Change)) == set(deltas._CODEC)
+
+
+def test_the_format_is_readable_and_stable() -> None:
+    topic_id = uuid.UUID(int=7)
+    change_set = (
+        TopicCreated("orders", topic_id, (PartitionState((1, 2), (1,), 1, 3, 4),)),
+        ConfigChanged(ResourceType.TOPIC, "orders", (("retention.ms", "5"), ("flush.mode", None))),
+    )
+    assert json.loads(encode(change_set)) == {
+        "v": 1,
+        "changes": [
+            ["topic_created", {"name": "orders", "topic_id": topic_id.hex, "partitions": [[[1, 2], [1], 1, 3, 4]]}],
+            ["config_changed", {"type": "TOPIC", "name": "orders", "values": [["retention.ms", "5"], ["flush.mode", None]]}],
+        ],
+    }
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"\xff\xfe",
+        b'{"v":1}',
+        b'{"v":2,"changes":[]}',
+        b'{"v":1,"changes":[["no_such_change",{}]]}',
+        b'{"v":1,"changes":[["cluster_created",{}]]}',
+        b'{"v":1,"changes":[["cluster_created",{"cluster_id":"x","extra":1}]]}',
+        b'{"v":1,"changes":[["topic_deleted",{"name":"x","topic_id":"zz"}]]}',
+        b'{"v":1,"changes":[["topic_created",{"name":"x","topic_id":"00000000000000000000000000000007","partitions":[[1]]}]]}',
+        b'{"v":1,"changes":[["config_changed",{"type":"SHOE","name":"x","values":[]}]]}',
+        b'{"v":1,"changes":7}',
+    ],
+)
+def test_damaged_deltas_are_refused(data: bytes) -> None:
+    with pytest.raises(StorageError):
+        decode(data)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=60))
+def test_garbage_never_decodes_to_something_else(data: bytes) -> None:
+    try:
+        decode(data)
+    except StorageError:
+        pass

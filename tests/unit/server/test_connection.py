@@ -1,0 +1,329 @@
+"""A connection fed with bytes through a fake transport: order, back-pressure, limits, and what closes it."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Callable, Coroutine
+from typing import Any, cast
+
+import pytest
+
+from millrace.errors import ApiError, ErrorCode
+from millrace.handlers.context import RequestContext, Services
+from millrace.handlers.registry import Api
+from millrace.server.connection import MAX_OVERLAPPING_REPLIES, MAX_WAITING_REQUESTS, Connection
+from millrace.server.flow import ConnectionLimits, MemoryBudget
+from millrace.wire.frame import decode_response
+from millrace.wire.keys import ApiKey
+from millrace.wire.messages.groups import HeartbeatResponse
+
+
+class FakeTransport:
+    """Records what a protocol does to its transport."""
+
+    def __init__(self) -> None:
+        self.written = bytearray()
+        self.reading = True
+        self.closed = False
+        self.aborted = False
+
+    def get_extra_info(self, name: str) -> object:
+        return ("10.0.0.1", 4711) if name == "peername" else None
+
+    def set_write_buffer_limits(self, high: int, low: int) -> None:
+        assert low < high
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+
+    def writelines(self, buffers: list[bytes]) -> None:
+        for data in buffers:
+            self.written += data
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def close(self) -> None:
+        self.closed = True
+
+    def abort(self) -> None:
+        self.closed = self.aborted = True
+
+
+def numbered_reply(correlation_id: int, version: int, response: Any) -> tuple[bytes]:
+    del version
+    return (struct.pack(">ii", correlation_id, response),)
+
+
+def make_api(handler: Callable[..., Any], *, overlaps: bool = False, key: ApiKey = ApiKey.HEARTBEAT) -> Api:
+    return Api(
+        key=key,
+        min_version=0,
+        max_version=3,
+        advertised_min=0,
+        handler=handler,
+        decode=lambda version, buffer, pos: bytes(buffer[pos:]),
+        encode=numbered_reply,
+        overlaps=overlaps,
+    )
+
+
+class Rig:
+    """A connection with its transport, and the handlers' gates under the test's control."""
+
+    def __init__(self, *apis: Api, budget_bytes: int = 1 << 20, limits: ConnectionLimits | None = None) -> None:
+        self.transport = FakeTransport()
+        self.budget = MemoryBudget(budget_bytes)
+        self.limits = limits or ConnectionLimits(10, 10)
+        self.closed: list[Connection] = []
+        self.connection = Connection(
+            apis={api.key: api for api in apis},
+            services=cast(Services, None),
+            listener="PLAINTEXT",
+            budget=self.budget,
+            limits=self.limits,
+            max_frame_bytes=1 << 20,
+            spawn=self._spawn,
+            on_closed=self.closed.append,
+        )
+        self.connection.connection_made(cast(asyncio.BaseTransport, self.transport))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        return asyncio.get_running_loop().create_task(work)
+
+    def send(self, correlation_id: int, *, key: int = ApiKey.HEARTBEAT, version: int = 0, body: bytes = b"") -> None:
+        self.connection.data_received(request(correlation_id, key=key, version=version, body=body))
+
+    def error_answer(self, response: type[HeartbeatResponse]) -> tuple[int, int]:
+        correlation_id, message = decode_response(response, 0, self.transport.written[4:])
+        return correlation_id, message.error_code
+
+    @property
+    def answers(self) -> list[tuple[int, int]]:
+        return [struct.unpack_from(">ii", self.transport.written, pos) for pos in range(0, len(self.transport.written), 8)]  # type: ignore[misc]
+
+
+def request(correlation_id: int, *, key: int = ApiKey.HEARTBEAT, version: int = 0, body: bytes = b"") -> bytes:
+    payload = struct.pack(">hhih", key, version, correlation_id, -1) + body
+    return struct.pack(">i", len(payload)) + payload
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+class Gates:
+    """An async handler that answers when the test opens the gate of the request's first byte."""
+
+    def __init__(self) -> None:
+        self.started: list[int] = []
+        self.futures: dict[int, asyncio.Future[int]] = {}
+
+    async def handle(self, context: RequestContext, body: bytes) -> int:
+        del context
+        self.started.append(body[0])
+        future = self.futures.setdefault(body[0], asyncio.get_running_loop().create_future())
+        return await future
+
+    async def open(self, number: int) -> None:
+        self.futures.setdefault(number, asyncio.get_running_loop().create_future()).set_result(number)
+        await settle()
+
+
+async def test_a_request_that_does_not_overlap_keeps_the_next_one_waiting() -> None:
+    gates = Gates()
+    rig = Rig(make_api(gates.handle))
+    for number in (1, 2, 3):
+        rig.send(number, body=bytes([number]))
+    await settle()
+    assert gates.started == [1]
+    await gates.open(1)
+    assert gates.started == [1, 2]
+    assert rig.answers == [(1, 1)]
+
+
+async def test_overlapping_requests_start_at_once_and_answer_in_order() -> None:
+    gates = Gates()
+    rig = Rig(make_api(gates.handle, overlaps=True))
+    for number in (1, 2, 3):
+        rig.send(number, body=bytes([number]))
+    await settle()
+    assert gates.started == [1, 2, 3]
+    await gates.open(3)
+    await gates.open(2)
+    assert rig.answers == []
+    await gates.open(1)
+    assert rig.answers == [(1, 1), (2, 2), (3, 3)]
+
+
+async def test_a_plain_handler_behind_a_waiting_one_answers_in_its_turn() -> None:
+    gates = Gates()
+    quick = make_api(lambda context, body: 9, key=ApiKey.METADATA)
+    rig = Rig(make_api(gates.handle, overlaps=True), quick)
+    rig.send(1, body=b"\x01")
+    rig.send(2, key=ApiKey.METADATA)
+    await settle()
+    assert rig.answers == []
+    await gates.open(1)
+    assert rig.answers == [(1, 1), (2, 9)]
+
+
+async def test_no_reply_means_no_bytes() -> None:
+    rig = Rig(make_api(lambda context, body: None))
+    rig.send(1)
+    assert rig.answers == []
+    assert rig.budget.used_bytes == 0
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        struct.pack(">i", -1),
+        struct.pack(">i", 2**31 - 1),
+        struct.pack(">i", 0),
+        struct.pack(">i", 3) + b"abc",
+        request(1, key=999),
+        request(1, version=4),
+        request(1, version=-1),
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    ],
+    ids=["negative", "huge", "empty", "short", "unknown key", "too new", "too old", "http", "tls"],
+)
+async def test_bytes_that_are_not_the_protocol_close_the_connection(raw: bytes) -> None:
+    rig = Rig(make_api(lambda context, body: 1))
+    rig.connection.data_received(raw)
+    assert rig.transport.closed
+    rig.connection.connection_lost(None)
+    assert rig.budget.used_bytes == 0
+    assert rig.budget.serving == 0
+    assert rig.limits.count == 0
+
+
+async def test_a_handler_that_breaks_closes_only_where_there_is_no_error_field(caplog: pytest.LogCaptureFixture) -> None:
+    def broken(context: RequestContext, body: bytes) -> int:
+        raise ZeroDivisionError
+
+    rig = Rig(make_api(broken))
+    rig.send(1)
+    assert rig.error_answer(HeartbeatResponse) == (1, ErrorCode.UNKNOWN_SERVER_ERROR)
+    assert "ZeroDivisionError" in caplog.text
+    rig = Rig(make_api(broken, key=ApiKey.METADATA))
+    rig.send(1, key=ApiKey.METADATA)
+    assert rig.transport.closed
+
+
+async def test_an_api_error_is_answered_in_place() -> None:
+    async def refused(context: RequestContext, body: bytes) -> int:
+        raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND)
+
+    rig = Rig(make_api(refused))
+    rig.send(1)
+    await settle()
+    assert rig.error_answer(HeartbeatResponse) == (1, ErrorCode.GROUP_ID_NOT_FOUND)
+
+
+async def test_a_peer_that_does_not_read_is_not_read_from_and_nothing_new_begins() -> None:
+    started = []
+    rig = Rig(make_api(lambda context, body: started.append(1) or 1))
+    rig.connection.pause_writing()
+    assert not rig.transport.reading
+    rig.send(1)
+    assert started == []
+    rig.connection.resume_writing()
+    assert started == [1]
+    assert rig.transport.reading
+
+
+async def test_waiting_requests_are_bounded() -> None:
+    gates = Gates()
+    rig = Rig(make_api(gates.handle))
+    for number in range(MAX_WAITING_REQUESTS + 2):
+        rig.send(number, body=bytes([number % 256]))
+    await settle()
+    assert not rig.transport.reading
+
+
+async def test_overlapping_replies_are_bounded() -> None:
+    gates = Gates()
+    rig = Rig(make_api(gates.handle, overlaps=True))
+    for number in range(MAX_OVERLAPPING_REPLIES + 10):
+        rig.send(number, body=bytes([number % 256]))
+    await settle()
+    assert len(gates.started) == MAX_OVERLAPPING_REPLIES
+
+
+async def test_the_memory_budget_stops_reading_and_lets_go_on_in_order() -> None:
+    gates = Gates()
+    rig = Rig(make_api(gates.handle), budget_bytes=100)
+    rig.send(1, body=b"\x01" + bytes(200))
+    assert not rig.transport.reading
+    await settle()
+    await gates.open(1)
+    assert rig.budget.used_bytes == 0
+    assert rig.transport.reading
+
+
+async def test_a_lone_half_request_larger_than_the_budget_still_arrives() -> None:
+    rig = Rig(make_api(lambda context, body: len(body)), budget_bytes=100)
+    raw = request(1, body=bytes(1000))
+    rig.connection.data_received(raw[:500])
+    assert rig.transport.reading
+    rig.connection.data_received(raw[500:])
+    assert rig.answers == [(1, 1000)]
+    assert rig.budget.used_bytes == 0
+
+
+async def test_a_connection_over_the_limit_is_refused() -> None:
+    limits = ConnectionLimits(total=10, per_host=1)
+    first = Rig(make_api(lambda context, body: 1), limits=limits)
+    second = Rig(make_api(lambda context, body: 1), limits=limits)
+    assert not first.transport.closed
+    assert second.transport.aborted
+    second.connection.connection_lost(None)
+    first.connection.connection_lost(None)
+    assert limits.count == 0
+
+
+async def test_a_lost_connection_cancels_its_work_and_gives_everything_back() -> None:
+    gates = Gates()
+    rig = Rig(make_api(gates.handle))
+    rig.send(1, body=b"\x01")
+    rig.send(2, body=b"\x02")
+    rig.connection.data_received(struct.pack(">i", 5000) + b"half")
+    await settle()
+    rig.connection.connection_lost(None)
+    await settle()
+    assert gates.futures[1].cancelled()
+    assert rig.budget.used_bytes == 0
+    assert rig.budget.serving == 0
+    assert rig.closed == [rig.connection]
+
+
+async def test_one_byte_at_a_time_is_as_good_as_any() -> None:
+    rig = Rig(make_api(lambda context, body: len(body)))
+    for byte in request(7, body=b"hello"):
+        rig.connection.data_received(bytes([byte]))
+    assert rig.answers == [(7, 5)]
+
+
+async def test_draining_answers_what_has_begun_and_begins_nothing() -> None:
+    gates = Gates()
+    rig = Rig(make_api(gates.handle))
+    rig.send(1, body=b"\x01")
+    rig.send(2, body=b"\x02")
+    await settle()
+    rig.connection.drain()
+    assert not rig.transport.closed
+    await gates.open(1)
+    assert rig.answers == [(1, 1)]
+    assert gates.started == [1]
+    assert rig.transport.closed

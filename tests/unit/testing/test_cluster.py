@@ -1,0 +1,139 @@
+"""The in-process broker: quick to start, and nothing is left of it."""
+
+from __future__ import annotations
+
+import gc
+import socket
+import subprocess
+import sys
+import threading
+import warnings
+from pathlib import Path
+
+import pytest
+
+from millrace.errors import ApiError, ConfigError, ErrorCode
+from millrace.testing import Cluster
+from support.servers import answers
+
+SRC = Path(__file__).resolve().parents[3] / "src"
+
+
+def port_of(cluster: Cluster) -> int:
+    return int(cluster.bootstrap_servers.rpartition(":")[2])
+
+
+def open_descriptors() -> list[str]:
+    """What the open descriptors point to; the one that lists them is gone by the time it is read."""
+    targets = []
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            targets.append(str(entry.readlink()))
+        except FileNotFoundError:
+            continue
+    return sorted(targets)
+
+
+def test_it_answers_and_is_gone_after_close() -> None:
+    with Cluster() as cluster:
+        port = port_of(cluster)
+        assert answers(port)
+        home = cluster.data_dir
+        assert home.is_dir()
+    assert not home.exists()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), timeout=1)
+    with pytest.raises(RuntimeError, match="not running"):
+        _ = cluster.bootstrap_servers
+
+
+def test_nothing_is_left_behind() -> None:
+    with Cluster():  # what is imported or cached at the first use is not a leak
+        pass
+    threads = set(threading.enumerate())
+    descriptors = open_descriptors()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            with Cluster() as cluster:
+                cluster.create_topic("t", 3)
+                assert answers(port_of(cluster))
+        gc.collect()
+    assert [str(one.message) for one in caught] == []
+    assert set(threading.enumerate()) <= threads
+    assert open_descriptors() == descriptors
+
+
+def test_starting_takes_less_than_a_tenth_of_a_second() -> None:
+    """In a process of its own, after import, as a test suite sees it; the best of five, because machines are shared."""
+    code = (
+        "import time\n"
+        "from millrace.testing import Cluster\n"
+        "best = 9.0\n"
+        "for _ in range(5):\n"
+        "    began = time.perf_counter()\n"
+        "    cluster = Cluster()\n"
+        "    cluster.start()\n"
+        "    best = min(best, time.perf_counter() - began)\n"
+        "    cluster.close()\n"
+        "print(best)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONPATH": str(SRC)}
+    )
+    assert float(done.stdout) < 0.1
+
+
+def test_two_at_a_time_do_not_know_each_other() -> None:
+    with Cluster() as one, Cluster() as other:
+        assert port_of(one) != port_of(other)
+        one.create_topic("t")
+        other.create_topic("t")
+
+
+def test_a_topic_that_exists_is_refused() -> None:
+    with Cluster() as cluster:
+        cluster.create_topic("orders", 2, config={"retention.ms": "1000"})
+        with pytest.raises(ApiError) as caught:
+            cluster.create_topic("orders")
+        assert caught.value.code is ErrorCode.TOPIC_ALREADY_EXISTS
+        with pytest.raises(ApiError) as caught:
+            cluster.create_topic("no/such/name")
+        assert caught.value.code is ErrorCode.INVALID_TOPIC_EXCEPTION
+
+
+def test_restart_keeps_the_port_and_the_topics() -> None:
+    with Cluster() as cluster:
+        cluster.create_topic("orders")
+        address = cluster.bootstrap_servers
+        cluster.restart()
+        assert cluster.bootstrap_servers == address
+        assert answers(port_of(cluster))
+        with pytest.raises(ApiError):
+            cluster.create_topic("orders")
+
+
+def test_it_can_be_used_again_after_close() -> None:
+    cluster = Cluster()
+    for _ in range(2):
+        with cluster:
+            cluster.create_topic("fresh")  # would be refused if anything of the first life were left
+
+
+def test_a_setting_that_is_wrong_is_raised_to_the_caller() -> None:
+    threads = set(threading.enumerate())
+    cluster = Cluster(settings={"num.partitions": "many"})
+    with pytest.raises(ConfigError, match=r"num\.partitions"):
+        cluster.start()
+    assert set(threading.enumerate()) <= threads
+    cluster.close()
+
+
+def test_wrong_uses_are_told() -> None:
+    with pytest.raises(ConfigError, match="not in this version"):
+        Cluster(brokers=3)
+    with Cluster() as cluster, pytest.raises(RuntimeError, match="running already"):
+        cluster.start()
+    with pytest.raises(RuntimeError, match="not running"):
+        Cluster().restart()
+    Cluster().close()

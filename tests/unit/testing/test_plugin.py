@@ -1,0 +1,59 @@
+"""The pytest plugin, in a pytest of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+SRC = Path(__file__).resolve().parents[3] / "src"
+
+TESTS = """
+def test_one(millrace, seen=[]):
+    millrace.create_topic("orders")
+    print("ADDRESS", millrace.bootstrap_servers)
+
+def test_two(millrace):
+    print("ADDRESS", millrace.bootstrap_servers)
+"""
+
+
+def pytest_in(directory: Path, ini: str, *argv: str) -> subprocess.CompletedProcess[str]:
+    (directory / "test_them.py").write_text(TESTS)
+    (directory / "pytest.ini").write_text(f"[pytest]\nfilterwarnings = error\n{ini}")
+    command = [sys.executable, "-m", "pytest", "-p", "millrace.testing.plugin", "-p", "no:cacheprovider", "-s", *argv]
+    env = {"PYTHONPATH": str(SRC), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    return subprocess.run(command, cwd=directory, env=env, capture_output=True, text=True, check=False)
+
+
+def addresses(output: str) -> list[str]:
+    return [line.split("ADDRESS ")[1] for line in output.splitlines() if "ADDRESS " in line]
+
+
+def test_each_test_has_a_broker_of_its_own(tmp_path: Path) -> None:
+    done = pytest_in(tmp_path, "")
+    assert done.returncode == 0, done.stdout
+    assert len(addresses(done.stdout)) == 2
+
+
+def test_a_suite_may_share_one(tmp_path: Path) -> None:
+    done = pytest_in(tmp_path, "millrace_scope = session\nmillrace_settings =\n    num.partitions=4\n")
+    assert done.returncode == 0, done.stdout
+    first, second = addresses(done.stdout)
+    assert first == second
+
+
+def test_a_wrong_scope_is_told(tmp_path: Path) -> None:
+    done = pytest_in(tmp_path, "millrace_scope = forever\n")
+    assert done.returncode != 0
+    assert "millrace_scope" in done.stdout + done.stderr
+
+
+def test_pytest_starts_without_loading_a_broker(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(
+        "import sys\n"
+        "def pytest_sessionstart(session):\n"
+        "    print('LOADED', sorted(n for n in sys.modules if n.startswith('millrace') or n in ('uvloop', 'typer')))\n"
+    )
+    done = pytest_in(tmp_path, "", "--collect-only")
+    assert "LOADED ['millrace', 'millrace.testing', 'millrace.testing.plugin']" in done.stdout
