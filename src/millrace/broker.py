@@ -104,7 +104,9 @@ class Broker:
             lambda index: replicas.get(CONSUMER_OFFSETS_TOPIC, index),
             lambda: _offsets_partitions(controller, config),
         )
-        groups = GroupCoordinator(clock=self.clock, settings=GroupSettings.from_config(config), state_topic=offsets_topic)
+        groups = GroupCoordinator(
+            clock=self.clock, settings=GroupSettings.from_config(config), state_topic=offsets_topic
+        )
         self.services = Services(
             config=config,
             clock=self.clock,
@@ -133,7 +135,9 @@ class Broker:
         self._stops.append(self._stop_listening)
         self._spawn("retention", self._keep_retention(replicas))
         self._spawn("checkpoints", self._keep_checkpoints(log_dirs))
-        logger.info("broker %d of cluster %s answers at %s", config.broker_id, controller.image.cluster_id, self.bootstrap)
+        logger.info(
+            "broker %d of cluster %s answers at %s", config.broker_id, controller.image.cluster_id, self.bootstrap
+        )
 
     async def stop(self) -> None:
         """Answer what has begun, then put everything on disk. Harmless when nothing was started."""
@@ -233,8 +237,8 @@ def _follow_partitions(replicas: Replicas, groups: GroupCoordinator) -> None:
         if topic == CONSUMER_OFFSETS_TOPIC:
             for partition in partitions:
                 groups.partition_lost(partition.index)
-        else:
-            groups.topics_deleted({topic: partition.topic_id for partition in partitions})
+        elif partitions:
+            groups.topics_deleted({topic: partitions[0].topic_id})
 
     replicas.on_added.append(added)
     replicas.on_removed.append(removed)

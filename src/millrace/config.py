@@ -201,7 +201,7 @@ _RESERVED = " Reserved: security settings have no effect yet, and a listener tha
 _CODECS: Final = ("producer", "uncompressed", "none", "gzip", "snappy", "lz4", "zstd")
 
 
-def _topic(  # noqa: PLR0917 - a row of the table reads best in columns
+def _topic(
     name: str,
     kind: Kind,
     default: Value,
@@ -215,7 +215,7 @@ def _topic(  # noqa: PLR0917 - a row of the table reads best in columns
     return Setting(name, kind, default, doc, Scope.TOPIC, check, Update.CLUSTER_WIDE, synonyms, hidden=hidden)
 
 
-def _broker(  # noqa: PLR0917 - as above
+def _broker(
     name: str, kind: Kind, default: Value, doc: str, check: Check | None = None, update: Update = Update.READ_ONLY
 ) -> Setting:
     return Setting(name, kind, default, doc, Scope.BROKER, check, update)

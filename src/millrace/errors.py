@@ -178,5 +178,17 @@ class CorruptLogError(StorageError):
     """Bytes that were acknowledged as durable are damaged: never truncated silently, never served."""
 
 
+def code_of(error: MillraceError) -> ErrorCode:
+    """What a client is told of `error`, at whatever place of a response it concerns."""
+    if isinstance(error, ApiError):
+        return error.code
+    return ErrorCode.KAFKA_STORAGE_ERROR if isinstance(error, StorageError) else ErrorCode.UNKNOWN_SERVER_ERROR
+
+
+def text_of(error: MillraceError) -> str | None:
+    """The words that go with `code_of`, where a response has room for them."""
+    return (error.message if isinstance(error, ApiError) else str(error)) or None
+
+
 class ConfigError(MillraceError):
     """A setting is unknown, malformed or out of range; the text says which one and what to do."""

@@ -1,4 +1,4 @@
-"""Small frozen values that every layer shares: names, ids and numbers of the domain, no behaviour beyond their own rules."""
+"""Small frozen values that every layer shares: names, ids and numbers of the domain, with no rules but their own."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ from millrace.testing import Cluster
 from support.servers import answers, free_ports
 
 SRC = Path(__file__).resolve().parents[2] / "src"
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SRC), os.environ.get("PYTHONPATH", "")])}
 TIMEOUT_S = 40
 
 
@@ -25,7 +26,7 @@ class CommandLine:
     """Runs `python -m millrace` with the broker's address in the environment."""
 
     def __init__(self, bootstrap: str) -> None:
-        self._env = {**os.environ, "PYTHONPATH": str(SRC), "MILLRACE_BOOTSTRAP": bootstrap}
+        self._env = {**ENVIRONMENT, "MILLRACE_BOOTSTRAP": bootstrap}
 
     def start(self, *argv: str | Path, **options: Any) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "millrace", *map(str, argv)]

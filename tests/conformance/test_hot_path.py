@@ -59,7 +59,7 @@ def test_a_produce_request_reads_as_declared(version: int, request: ProduceReque
         request.timeout_ms,
     )
     assert [
-        (key, [(item.index, None if item.records is None else bytes(item.records)) for item in partitions])
+        (key, [(item.partition, None if item.records is None else bytes(item.records)) for item in partitions])
         for key, partitions in call.topics
     ] == [
         (
@@ -150,15 +150,11 @@ def test_a_fetch_request_reads_as_declared(version: int, request: FetchRequest) 
     ]
 
 
-produce_results = st.builds(
-    hot.ProduceResult, int32s, int16s, int64s, int64s, int64s, st.none() | st.text(max_size=20)
-)
+produce_results = st.builds(hot.ProduceResult, int32s, int16s, int64s, int64s, int64s, st.none() | st.text(max_size=20))
 
 
 @pytest.mark.parametrize("version", PRODUCE_VERSIONS)
-@given(
-    topics=st.lists(st.tuples(names, ids, st.lists(produce_results, max_size=3)), max_size=3), correlation_id=int32s
-)
+@given(topics=st.lists(st.tuples(names, ids, st.lists(produce_results, max_size=3)), max_size=3), correlation_id=int32s)
 @settings(max_examples=40, deadline=None)
 def test_a_produce_response_writes_as_declared(
     version: int, topics: list[tuple[str, uuid.UUID, list[hot.ProduceResult]]], correlation_id: int
@@ -172,7 +168,7 @@ def test_a_produce_response_writes_as_declared(
                 topic_id=topic_id,
                 partition_responses=[
                     ProduceResponse.PartitionProduceResponse(
-                        index=result.index,
+                        index=result.partition,
                         error_code=result.error_code,
                         base_offset=result.base_offset,
                         log_append_time_ms=result.log_append_time_ms,
@@ -219,7 +215,7 @@ def test_a_fetch_response_writes_as_declared(
                 topic_id=topic_id,
                 partitions=[
                     FetchResponse.PartitionData(
-                        partition_index=result.index,
+                        partition_index=result.partition,
                         error_code=result.error_code,
                         high_watermark=result.high_watermark,
                         last_stable_offset=result.last_stable_offset,

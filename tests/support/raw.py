@@ -38,7 +38,7 @@ from support.servers import HOST, MillraceServer
 MIB: Final = 1024 * 1024
 MAX_GROWTH_BYTES: Final = 32 * MIB
 PROMPT_S: Final = 1.0
-"""Within this a bad request is answered or its connection closed."""
+"""Within this a bad request is answered or its connection closed; what waits for a disk too may take twice as long."""
 PATIENT_S: Final = 10.0
 """For exchanges whose speed is not the point."""
 CLIENT_ID: Final = "raw"
@@ -223,13 +223,14 @@ class RawClient:
         self, topic: str, records: bytes | None, *, partition: int = 0, acks: int = -1, version: int = 9
     ) -> ProduceResponse.PartitionProduceResponse:
         """Produce one record set; the answer for its partition."""
-        response: ProduceResponse = self.call(produce_request(topic, records, partition=partition, acks=acks), version)
+        request = produce_request(topic, records, partition=partition, acks=acks)
+        response: ProduceResponse = self.call(request, version, within_s=2 * PROMPT_S)
         ((answer,),) = [each.partition_responses for each in response.responses]
         return answer
 
     def fetch(self, topic: str, offset: int, **options: Any) -> FetchResponse.PartitionData:
         """Fetch one partition without a session; the answer for it."""
-        response: FetchResponse = self.call(fetch_request(topic, offset, **options), 12)
+        response: FetchResponse = self.call(fetch_request(topic, offset, **options), 12, within_s=2 * PROMPT_S)
         ((answer,),) = [each.partitions for each in response.responses]
         return answer
 

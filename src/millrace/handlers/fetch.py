@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
-from millrace.errors import ApiError, ErrorCode, StorageError
+from millrace.errors import ApiError, ErrorCode, MillraceError, code_of
 from millrace.handlers.context import RequestContext
 from millrace.handlers.registry import api
 from millrace.wire.hot import (
@@ -73,11 +73,8 @@ def _read_all(replicas: Replicas, wanted: list[Wanted], max_bytes: int) -> tuple
                 records = read.data
                 size_bytes += len(records)
             result = FetchResult(item.index, 0, committed, committed, partition.log.start_offset, records)
-        except ApiError as error:
-            result = FetchResult(item.index, error.code)
-            settled = True
-        except StorageError:
-            result = FetchResult(item.index, ErrorCode.KAFKA_STORAGE_ERROR)
+        except MillraceError as error:
+            result = FetchResult(item.index, code_of(error))
             settled = True
         outcome.append((item, result))
     return outcome, size_bytes, settled

@@ -35,7 +35,7 @@ class Wanted:
 
     def __init__(self, key: TopicKey, asked: FetchPartition) -> None:
         self.key = key
-        self.index = asked.index
+        self.index = asked.partition
         self.sent_high_watermark = UNSENT
         self.sent_start_offset = UNSENT
         self.update(asked)
@@ -128,7 +128,7 @@ class FetchSessions:
     def _update(session: FetchSession, call: FetchCall) -> None:
         for key, partitions in call.topics:
             for asked in partitions:
-                place = (key, asked.index)
+                place = (key, asked.partition)
                 known = session.wanted.get(place)
                 if known is None:
                     session.wanted[place] = Wanted(key, asked)

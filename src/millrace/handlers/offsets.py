@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from millrace.errors import ApiError, ErrorCode
+from millrace.errors import ApiError, ErrorCode, MillraceError, code_of
 from millrace.handlers.context import RequestContext
 from millrace.handlers.registry import api
 from millrace.model import NO_EPOCH, NO_TIMESTAMP
@@ -50,14 +50,14 @@ def list_offsets(context: RequestContext, request: ListOffsetsRequest) -> ListOf
         for item in topic.partitions:
             try:
                 if times[topic.name, item.partition_index] > 1:
-                    raise ApiError(ErrorCode.INVALID_REQUEST, "the partition is named twice")  # noqa: TRY301
+                    raise ApiError(ErrorCode.INVALID_REQUEST, "the partition is named twice")
                 partition = context.broker.replicas.find(topic.name, item.partition_index)
                 partition.check_leader_epoch(item.current_leader_epoch)
                 offset, timestamp_ms, epoch = _locate(partition, item.timestamp, context.version)
-            except ApiError as error:
+            except MillraceError as error:
                 answers.append(
                     ListOffsetsResponse.ListOffsetsPartitionResponse(
-                        partition_index=item.partition_index, error_code=error.code
+                        partition_index=item.partition_index, error_code=code_of(error)
                     )
                 )
                 continue
@@ -107,8 +107,8 @@ def offset_for_leader_epoch(
                     answer.leader_epoch, answer.end_offset = item.leader_epoch, partition.log.end_offset
                 else:
                     answer.leader_epoch, answer.end_offset = partition.log.end_offset_for_epoch(item.leader_epoch)
-            except ApiError as error:
-                answer.error_code = error.code
+            except MillraceError as error:
+                answer.error_code = code_of(error)
             answers.append(answer)
         results.append(OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult(topic=topic.topic, partitions=answers))
     return OffsetForLeaderEpochResponse(topics=results)

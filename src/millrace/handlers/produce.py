@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
-from millrace.errors import ApiError, ErrorCode, ProtocolError, StorageError
+from millrace.errors import ApiError, ErrorCode, MillraceError, ProtocolError, code_of, text_of
 from millrace.handlers.context import RequestContext
 from millrace.handlers.registry import api
 from millrace.model import INTERNAL_TOPICS
@@ -37,7 +37,7 @@ _Wait = tuple[list[ProduceResult], int, asyncio.Future[None]]
     decoder=read_produce,
     encoder=write_produce,
 )
-def produce(context: RequestContext, call: ProduceCall) -> ProduceAnswer | None | Coroutine[Any, Any, ProduceAnswer]:
+def produce(context: RequestContext, call: ProduceCall) -> ProduceAnswer | Coroutine[Any, Any, ProduceAnswer] | None:
     """Append each partition's batch and answer according to acks.
 
     acks=all answers once the batch is committed (below the high watermark; on disk in `flush.mode=group`), acks=1 once
@@ -60,13 +60,10 @@ def produce(context: RequestContext, call: ProduceCall) -> ProduceAnswer | None 
         for item in partitions:
             try:
                 if refusal is not None:
-                    raise refusal  # noqa: TRY301 - every partition is answered the same way
+                    raise refusal
                 wait = _append(replicas, key, item, acks, results)
-            except ApiError as error:
-                results.append(ProduceResult(item.index, error.code, error_message=error.message or None))
-                continue
-            except StorageError as error:
-                results.append(ProduceResult(item.index, ErrorCode.KAFKA_STORAGE_ERROR, error_message=str(error)))
+            except MillraceError as error:
+                results.append(ProduceResult(item.partition, code_of(error), error_message=text_of(error)))
                 continue
             if wait is not None:
                 waits.append((results, len(results) - 1, wait))
@@ -92,21 +89,19 @@ def _refusal(call: ProduceCall) -> ApiError | None:
 def _append(
     replicas: Replicas, key: TopicKey, item: ProducePartition, acks: int, results: list[ProduceResult]
 ) -> asyncio.Future[None] | None:
-    partition = replicas.find(key, item.index)
+    partition = replicas.find(key, item.partition)
     if partition.topic in INTERNAL_TOPICS:
         raise ApiError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{partition.topic} is written by the broker alone")
     if item.records is None:
         raise ApiError(ErrorCode.INVALID_RECORD, "the record set is null")
     appended = partition.append(item.records)
     results.append(
-        ProduceResult(item.index, 0, appended.base_offset, appended.log_append_time_ms, appended.start_offset)
+        ProduceResult(item.partition, 0, appended.base_offset, appended.log_append_time_ms, appended.start_offset)
     )
     return partition.committed_up_to(appended.last_offset) if acks == ACKS_ALL else None
 
 
-async def _settle(
-    context: RequestContext, timeout_ms: int, answer: ProduceAnswer, waits: list[_Wait]
-) -> ProduceAnswer:
+async def _settle(context: RequestContext, timeout_ms: int, answer: ProduceAnswer, waits: list[_Wait]) -> ProduceAnswer:
     """Wait for the commits. Cancelled (the client is gone), the records stay where they are."""
 
     def expire() -> None:
@@ -120,7 +115,8 @@ async def _settle(
             try:
                 await future
             except ApiError as error:
-                results[place] = ProduceResult(results[place].index, error.code, error_message=error.message or None)
+                failed = results[place].partition
+                results[place] = ProduceResult(failed, error.code, error_message=text_of(error))
     finally:
         timer.cancel()
         for _, _, future in waits:

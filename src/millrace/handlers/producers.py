@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from millrace.errors import ApiError, ErrorCode
+from millrace.errors import ErrorCode, MillraceError, code_of, text_of
 from millrace.handlers.context import RequestContext
 from millrace.handlers.registry import api
 from millrace.wire.keys import ApiKey
@@ -18,7 +18,8 @@ from millrace.wire.messages.producers import (
 async def init_producer_id(context: RequestContext, request: InitProducerIdRequest) -> InitProducerIdResponse:
     """Give an idempotent producer a new id with epoch 0.
 
-    Versions: v3 lets a producer name the id it had (KIP-360); an idempotent one gets a new id all the same, as in Kafka.
+    Versions: v3 lets a producer name the id it had (KIP-360); an idempotent one gets a new id all the
+    same, as in Kafka.
 
     Not done: transactional ids, refused with INVALID_REQUEST, an error that no client retries.
     """
@@ -49,8 +50,8 @@ def describe_producers(context: RequestContext, request: DescribeProducersReques
                     )
                     for producer in partition.log.producers
                 ]
-            except ApiError as error:
-                answer.error_code, answer.error_message = error.code, error.message
+            except MillraceError as error:
+                answer.error_code, answer.error_message = code_of(error), text_of(error)
             answers.append(answer)
         topics.append(DescribeProducersResponse.TopicResponse(name=topic.name, partitions=answers))
     return DescribeProducersResponse(topics=topics)

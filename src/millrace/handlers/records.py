@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from millrace.errors import ApiError, ErrorCode, StorageError
+from millrace.errors import ApiError, ErrorCode, MillraceError, code_of
 from millrace.handlers.context import RequestContext
 from millrace.handlers.registry import api
 from millrace.model import INTERNAL_TOPICS
@@ -29,14 +29,12 @@ def delete_records(context: RequestContext, request: DeleteRecordsRequest) -> De
             try:
                 partition = context.broker.replicas.find(topic.name, item.partition_index)
                 if topic.name in INTERNAL_TOPICS:
-                    raise ApiError(ErrorCode.INVALID_TOPIC_EXCEPTION)  # noqa: TRY301
+                    raise ApiError(ErrorCode.INVALID_TOPIC_EXCEPTION)
                 if not partition.log.config.delete:
-                    raise ApiError(ErrorCode.POLICY_VIOLATION, "the topic is compacted, not deleted from")  # noqa: TRY301
+                    raise ApiError(ErrorCode.POLICY_VIOLATION, "the topic is compacted, not deleted from")
                 answer.low_watermark = partition.delete_records_before(item.offset)
-            except ApiError as error:
-                answer.error_code = error.code
-            except StorageError:
-                answer.error_code = ErrorCode.KAFKA_STORAGE_ERROR
+            except MillraceError as error:
+                answer.error_code = code_of(error)
             answers.append(answer)
         topics.append(DeleteRecordsResponse.DeleteRecordsTopicResult(name=topic.name, partitions=answers))
     context.broker.log_dirs.checkpoint_start_offsets()

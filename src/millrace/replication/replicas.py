@@ -11,8 +11,8 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
-from millrace.config import BrokerConfig, TopicConfig, topic_config
 from millrace.cluster.image import ClusterImage, TopicImage
+from millrace.config import BrokerConfig, TopicConfig, topic_config
 from millrace.errors import ApiError, ErrorCode, StorageError
 from millrace.metadata.deltas import ChangeSet, ConfigChanged, PartitionsAdded, ResourceType, TopicCreated, TopicDeleted
 from millrace.model import INTERNAL_TOPICS, TopicPartition

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from millrace.errors import ApiError, ErrorCode, ProtocolError, StorageError
+from millrace.errors import ApiError, ErrorCode, ProtocolError, StorageError, code_of, text_of
 from millrace.handlers import api_versions
 from millrace.handlers.context import RequestContext, Services
 from millrace.wire.frame import FrameReader, RequestHeader, read_request_header
@@ -227,7 +227,7 @@ class Connection(asyncio.Protocol):
         context = RequestContext(self._services, header, version, self._host, self._listener)
         try:
             result = api.handler(context, request)
-        except Exception as error:  # the dispatch boundary
+        except Exception as error:  # noqa: BLE001 - the dispatch boundary
             self._answer_now(self._failure(api, header, error), size_bytes)
             return
         if isinstance(result, Coroutine):
@@ -244,7 +244,7 @@ class Connection(asyncio.Protocol):
         """Await one handler and put its answer in its place; cancelled only when the connection is gone."""
         try:
             buffers = self._encode(api, header, await work)
-        except Exception as error:  # the dispatch boundary
+        except Exception as error:  # noqa: BLE001 - the dispatch boundary
             try:
                 buffers = self._failure(api, header, error)
             except ProtocolError as refusal:
@@ -268,10 +268,8 @@ class Connection(asyncio.Protocol):
         """The answer to a request whose handler raised, or ProtocolError where the API has no place for one."""
         if isinstance(error, ProtocolError):
             raise error
-        if isinstance(error, ApiError):
-            code, message = error.code, error.message
-        elif isinstance(error, StorageError):
-            code, message = ErrorCode.KAFKA_STORAGE_ERROR, str(error)
+        if isinstance(error, ApiError | StorageError):
+            code, message = code_of(error), text_of(error) or ""
         else:
             log.error("%s v%d failed", api.key.name, header.api_version, exc_info=error)
             code, message = ErrorCode.UNKNOWN_SERVER_ERROR, "the broker failed to handle the request; see its log"

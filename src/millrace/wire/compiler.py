@@ -294,6 +294,10 @@ class _Decoder(_Source):
         with self.block(f"if {count} > 0:"):
             with self.block(f"if {count}{f' * {smallest}' if smallest > 1 else ''} > end - pos:"):
                 self.emit(f'raise ProtocolError(f"{name}: {{{count}}} elements where {{end - pos}} bytes remain")')
+            if self.budget:
+                self.emit(f"budget -= {count}")
+                with self.block("if budget < 0:"):
+                    self.emit(f'raise ProtocolError("{name}: too many elements in one request")')
             if isinstance(element, Fixed):
                 self.fixed_elements(element, target, count)
             else:
@@ -314,10 +318,6 @@ class _Decoder(_Source):
         self.emit(f"pos += {element.size_bytes} * {count}")
 
     def elements(self, element: Text | Blob | Nested, target: str, count: str, name: str) -> None:
-        if self.budget:
-            self.emit(f"budget -= {count}")
-            with self.block("if budget < 0:"):
-                self.emit(f'raise ProtocolError("{name}: too many elements in one request")')
         items = self.fresh("a")
         self.emit(f"{items} = []")
         with self.block(f"for _ in range({count}):"):

@@ -35,7 +35,7 @@ _ACKS_TIMEOUT: Final = struct.Struct(">hi")
 
 
 class ProducePartition(NamedTuple):
-    index: int
+    partition: int
     records: memoryview | None
 
 
@@ -52,7 +52,7 @@ class ProduceCall:
 class ProduceResult(NamedTuple):
     """The answer for one partition of a Produce request."""
 
-    index: int
+    partition: int
     error_code: int
     base_offset: int = -1
     log_append_time_ms: int = -1
@@ -63,7 +63,7 @@ class ProduceResult(NamedTuple):
 class FetchPartition(NamedTuple):
     """One partition of a Fetch request, in the order its fields have from v12 on."""
 
-    index: int
+    partition: int
     current_leader_epoch: int
     fetch_offset: int
     last_fetched_epoch: int
@@ -90,7 +90,7 @@ class FetchCall:
 class FetchResult(NamedTuple):
     """The answer for one partition of a Fetch request."""
 
-    index: int
+    partition: int
     error_code: int
     high_watermark: int = -1
     last_stable_offset: int = -1

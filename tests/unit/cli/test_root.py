@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from millrace.cli.root import NOUNS, run
 
 SRC = Path(__file__).resolve().parents[3] / "src"
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SRC), os.environ.get("PYTHONPATH", "")])}
 SUBCOMMANDS = [
     *([noun] for noun in NOUNS),
     *(["topics", verb] for verb in ("create", "list", "describe", "alter", "delete")),
@@ -119,7 +121,5 @@ def test_a_broker_does_not_pay_for_client_libraries(argv: list[str]) -> None:
         "import millrace.broker\n"
         "print([name for name in ('rich', 'confluent_kafka', 'kafka', 'aiokafka') if name in sys.modules])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONPATH": str(SRC)}
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=ENVIRONMENT)
     assert done.stdout.strip() == "[]"

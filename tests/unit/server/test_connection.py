@@ -107,7 +107,7 @@ class Rig:
 
     @property
     def answers(self) -> list[tuple[int, int]]:
-        return [struct.unpack_from(">ii", self.transport.written, pos) for pos in range(0, len(self.transport.written), 8)]  # type: ignore[misc]
+        return [cast("tuple[int, int]", pair) for pair in struct.iter_unpack(">ii", self.transport.written)]
 
 
 def request(correlation_id: int, *, key: int = ApiKey.HEARTBEAT, version: int = 0, body: bytes = b"") -> bytes:
@@ -208,7 +208,7 @@ async def test_bytes_that_are_not_the_protocol_close_the_connection(raw: bytes) 
     assert rig.limits.count == 0
 
 
-async def test_a_handler_that_breaks_closes_only_where_there_is_no_error_field(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_broken_handler_closes_only_where_no_error_fits(caplog: pytest.LogCaptureFixture) -> None:
     def broken(context: RequestContext, body: bytes) -> int:
         raise ZeroDivisionError
 

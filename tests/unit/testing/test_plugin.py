@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 SRC = Path(__file__).resolve().parents[3] / "src"
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SRC), os.environ.get("PYTHONPATH", "")])}
 
 TESTS = """
 def test_one(millrace, seen=[]):
@@ -22,7 +24,7 @@ def pytest_in(directory: Path, ini: str, *argv: str) -> subprocess.CompletedProc
     (directory / "test_them.py").write_text(TESTS)
     (directory / "pytest.ini").write_text(f"[pytest]\nfilterwarnings = error\n{ini}")
     command = [sys.executable, "-m", "pytest", "-p", "millrace.testing.plugin", "-p", "no:cacheprovider", "-s", *argv]
-    env = {"PYTHONPATH": str(SRC), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    env = {**ENVIRONMENT, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     return subprocess.run(command, cwd=directory, env=env, capture_output=True, text=True, check=False)
 
 

@@ -13,6 +13,7 @@ from millrace.wire import primitives
 from millrace.wire.codec import decode, encode, encode_to
 from millrace.wire.messages.cluster import MetadataRequest, MetadataResponse
 from millrace.wire.messages.fetch import FetchRequest, FetchResponse
+from millrace.wire.messages.group_offsets import OffsetFetchRequest
 from millrace.wire.messages.groups import HeartbeatRequest, LeaveGroupRequest
 from millrace.wire.messages.produce import ProduceRequest
 from millrace.wire.primitives import Buffer
@@ -153,7 +154,7 @@ def test_records_are_a_view_and_bytes_a_copy() -> None:
     records = decode(ProduceRequest, 9, raw)[0].topic_data[0].partition_data[0].records
     assert isinstance(records, memoryview)
     raw[raw.index(b"batch")] = ord("B")
-    assert records == b"Batch"
+    assert bytes(records) == b"Batch"
 
 
 def test_records_are_handed_on_uncopied() -> None:
@@ -217,6 +218,9 @@ def test_a_request_has_a_budget_of_elements() -> None:
     empty_strings = struct.pack(">i", most + 1) + b"\0\0" * (most + 1)
     with pytest.raises(ProtocolError, match="too many elements"):
         decode(MetadataRequest, 1, empty_strings + b"\1")
+    zeros = b"\0\1t" + struct.pack(">i", most) + bytes(4 * most)
+    with pytest.raises(ProtocolError, match="too many elements"):
+        decode(OffsetFetchRequest, 1, b"\0\1g" + struct.pack(">i", 1) + zeros)
     # The responses that our own client reads have none: a large cluster's metadata is large.
     assert decode(MetadataResponse, 0, encode(MetadataResponse(), 0))[0] == MetadataResponse()
 

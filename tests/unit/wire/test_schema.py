@@ -45,7 +45,7 @@ def test_null_and_missing_differ() -> None:
 
 def test_arguments_are_by_keyword_and_known() -> None:
     with pytest.raises(TypeError):
-        HeartbeatRequest("group")  # type: ignore[misc]
+        HeartbeatRequest("group")  # type: ignore[call-arg]
     with pytest.raises(TypeError):
         HeartbeatRequest(grup_id="group")  # type: ignore[call-arg]
 
@@ -102,8 +102,8 @@ def test_references_reach_siblings_and_inner_classes() -> None:
             class Own(Struct):
                 name: str = string()
 
-            leaves: list[Outer.Leaf] = array("Leaf")  # type: ignore[name-defined]
-            own: Outer.Branch.Own = nested("Own")  # type: ignore[name-defined]
+            leaves: list[Outer.Leaf] = array("Leaf")
+            own: Outer.Branch.Own = nested("Own")
 
         branches: list[Branch] = array(Branch)
 
