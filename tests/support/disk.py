@@ -1,8 +1,9 @@
 """A disk that misbehaves on demand: the twin of `millrace.storage.files.Files`.
 
-`fail` makes a system call raise (EIO, ENOSPC), once or for good, and a failing write may leave part of its bytes behind.
-`crash` turns the directory into what a power cut would leave: the content of each file at its last sync, under the names
-that the last sync of each directory made durable. Optionally part of what was not synced survives (torn writes).
+`fail` makes a system call raise (EIO, ENOSPC), once or for good, and a failing write may leave part of its bytes
+behind. `crash` turns the directory into what a power cut would leave: the content of each file at its last sync, under
+the names that the last sync of each directory made durable. Optionally part of what was not synced survives (torn
+writes).
 """
 
 from __future__ import annotations

@@ -336,7 +336,7 @@ class WatchedBroker(MillraceServer):
 
     def __init__(self, settings: Mapping[str, str] | None = None) -> None:
         super().__init__(settings)
-        self.bystander: Bystander | None = None
+        self._bystander: Bystander | None = None
 
     def __enter__(self) -> Self:
         super().__enter__()
@@ -344,8 +344,6 @@ class WatchedBroker(MillraceServer):
             with self.connect() as client:
                 client.create_topic(Bystander.TOPIC)
                 warm_up(client)
-            self.bystander = Bystander(self.address)
-            self.bystander.start()
         except BaseException:
             self.close()
             raise
@@ -366,9 +364,19 @@ class WatchedBroker(MillraceServer):
         return RawClient(self.address, **options)
 
     def close(self) -> None:
-        if self.bystander is not None:
-            self.bystander.end()
+        if self._bystander is not None:
+            self._bystander.end()
         super().close()
+
+    def _watch_bystander(self) -> Bystander:
+        """The client on another connection; a new one where an earlier case harmed it, so that this one is judged."""
+        bystander = self._bystander
+        if bystander is None or bystander.failure is not None:
+            bystander = self._bystander = Bystander(self.address)
+            bystander.start()
+            bystander.check()
+        bystander.begin()
+        return bystander
 
     def log_text(self, start: int = 0) -> str:
         return self.log_path.read_bytes()[start:].decode(errors="replace")
@@ -379,12 +387,11 @@ class WatchedBroker(MillraceServer):
     @contextlib.contextmanager
     def unharmed(self, *, max_growth_bytes: int = MAX_GROWTH_BYTES) -> Iterator[None]:
         """Assert that the block does no harm; see the head of this module."""
-        assert self.bystander is not None
+        bystander = self._watch_bystander()
         log_start = self.log_path.stat().st_size
-        self.bystander.begin()
         before_bytes = self._forget_peak()
         yield
-        self.bystander.check()
+        bystander.check()
         with self.connect() as client:
             started = time.monotonic()
             client.alive()

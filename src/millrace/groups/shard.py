@@ -469,13 +469,8 @@ class Shard:
                     self._store(group, stored_group, token)
 
     def _store(self, group: ClassicGroup, stored_group: StoredGroup, token: int | None) -> None:
-        deadline = self._clock.call_later(
-            self._settings.offsets_commit_timeout_ms / 1000,
-            lambda: self._stored(group, token, ErrorCode.COORDINATOR_NOT_AVAILABLE),
-        )
-
+        # No timeout: a record given up on could still become durable, and memory would then differ from the log.
         def report(error: ErrorCode) -> None:
-            deadline.cancel()
             too_large = error is ErrorCode.INVALID_COMMIT_OFFSET_SIZE
             self._stored(group, token, ErrorCode.UNKNOWN_SERVER_ERROR if too_large else error)
 

@@ -16,6 +16,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from millrace.errors import ApiError, ErrorCode, ProtocolError, StorageError, code_of, text_of
@@ -227,18 +228,18 @@ class Connection(asyncio.Protocol):
         context = RequestContext(self._services, header, version, self._host, self._listener)
         try:
             result = api.handler(context, request)
+            if type(result) is not CoroutineType:
+                self._answer_now(self._encode(api, header, result), size_bytes)
+                return
         except Exception as error:  # noqa: BLE001 - the dispatch boundary
             self._answer_now(self._failure(api, header, error), size_bytes)
             return
-        if isinstance(result, Coroutine):
-            reply = _Reply(size_bytes)
-            self._replies.append(reply)
-            self._gated = not api.overlaps
-            task = self._spawn(self._finish(reply, api, header, result))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-            return
-        self._answer_now(self._encode(api, header, result), size_bytes)
+        reply = _Reply(size_bytes)
+        self._replies.append(reply)
+        self._gated = not api.overlaps
+        task = self._spawn(self._finish(reply, api, header, result))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _finish(self, reply: _Reply, api: Api, header: RequestHeader, work: Coroutine[Any, Any, Any]) -> None:
         """Await one handler and put its answer in its place; cancelled only when the connection is gone."""

@@ -140,11 +140,13 @@ class Files:
             raise _failed("sync", path, error) from error
 
     def sync_path(self, path: Path) -> None:
-        """fdatasync of a small file that is not kept open."""
+        """fdatasync of a small file that is not kept open; one that was removed meanwhile needs none."""
         if not self.sync:
             return
         try:
             fd = self.sys_open(path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return
         except OSError as error:
             raise _failed("open", path, error) from error
         try:

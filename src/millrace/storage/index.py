@@ -6,8 +6,9 @@
 
 An entry is added about every `index.interval.bytes`. Entries are strictly increasing (timestamps too).
 
-After a crash: nothing here is trusted. Both files are written lazily (when a segment is sealed, at a checkpoint, at a
-clean close) and never synced; recovery builds them again from the segment. `parse` refuses what cannot be an index.
+After a crash: both files are written lazily, when a segment is sealed (and synced before the recovery point passes the
+segment) and at a clean close; recovery builds those of the segments it scans anew. `parse` refuses what cannot be an
+index, and a segment checks an entry against the batch it names before it believes it.
 """
 
 from __future__ import annotations

@@ -56,11 +56,13 @@ from millrace.storage.recovery import LoadOptions, LogPosition, LogState
 from millrace.storage.retention import SegmentAge, expired_segments
 from millrace.storage.segment import (
     DELETED_SUFFIX,
+    INDEX_SUFFIX,
     LOG_SUFFIX,
     MAX_RELATIVE_OFFSET,
     PLACE,
     PLACE_BYTES,
     SNAPSHOT_SUFFIX,
+    TIME_INDEX_SUFFIX,
     IndexCache,
     Segment,
     file_name,
@@ -503,6 +505,8 @@ class Log:
             return old
         try:
             old.seal()
+            # Below the recovery point a segment is not scanned after a crash: its indexes have to last.
+            self._unsynced_files += [old.path(INDEX_SUFFIX), old.path(TIME_INDEX_SUFFIX)]
             self._snapshot_producers()
         except StorageError as error:
             # Both are rebuilt when they are missed; if the disk is really gone, the coming write says so.
@@ -595,6 +599,8 @@ class Log:
                 place = fits = after
                 next_offset = base + delta + 1
             if fits:
+                if next_offset <= offset:
+                    raise CorruptLogError(f"{segment.log_file.path} has offsets that go back near byte {position}")
                 self._hint(next_offset, segment, position + fits)
                 return ReadResult(data if fits == max_bytes else memoryview(data)[:fits], next_offset)
         if not at_least_one:
@@ -605,6 +611,8 @@ class Log:
             raise CorruptLogError(f"{segment.log_file.path} has no batch at byte {position}")
         batch = segment.pread(size, position)
         header = read_header(batch)
+        if header.next_offset <= offset:
+            raise CorruptLogError(f"{segment.log_file.path} has offsets that go back near byte {position}")
         self._hint(header.next_offset, segment, position + size)
         return ReadResult(batch, header.next_offset)
 

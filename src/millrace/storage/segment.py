@@ -314,8 +314,32 @@ class Segment:
         if self._time_index is None and self.sealed:
             data = self._files.read_tail(self.path(TIME_INDEX_SUFFIX), TIME_ENTRY_BYTES)
             if data is not None and len(data) == TIME_ENTRY_BYTES:
-                return TimestampOffset(*TIME_ENTRY.unpack(data))
+                entry = TimestampOffset(*TIME_ENTRY.unpack(data))
+                if self._is_largest(entry):
+                    return entry
+                self.rebuild_indexes()
         return self.time_index.last()
+
+    def _is_largest(self, entry: TimestampOffset) -> bool:
+        """Whether a time index's last entry is true and not the last one of a cut file.
+
+        The look at what follows it is bounded: with timestamps out of order that could be the whole segment.
+        """
+        if not 0 <= entry.offset <= MAX_RELATIVE_OFFSET:
+            return False
+        first = self.locate(entry.offset + self.base_offset)
+        for position, header in self.walk(first, _SEARCH_CHUNK_BYTES):
+            if position == first:
+                if (header.max_timestamp_ms, header.last_offset) != (
+                    entry.timestamp_ms,
+                    entry.offset + self.base_offset,
+                ):
+                    return False
+            elif header.max_timestamp_ms > entry.timestamp_ms:
+                return False
+            if position - first > SCAN_CHUNK_BYTES:
+                break
+        return first < self.size_bytes
 
     def retention_timestamp_ms(self) -> int:
         """What retention counts the age from: the largest timestamp, or the file's own where records have none."""
@@ -375,6 +399,8 @@ class Segment:
     def walk(self, position: int = 0, chunk_bytes: int = SCAN_CHUNK_BYTES) -> Iterator[Located]:
         """The batch headers from `position` on, without a look at CRCs; damage raises `CorruptLogError`."""
         end = self.size_bytes
+        expected = self.base_offset
+        highest = self.base_offset + MAX_RELATIVE_OFFSET
         chunk = b""
         chunk_start = position
         while position < end:
@@ -388,7 +414,12 @@ class Segment:
             header = BatchHeader._make(HEADER.unpack_from(chunk, pos))
             if header.magic != MAGIC or header.batch_length < MIN_BATCH_LENGTH or position + header.size_bytes > end:
                 raise CorruptLogError(f"{self.log_file.path} has no batch at byte {position}")
+            if header.last_offset_delta < 0 or not expected <= header.base_offset <= header.last_offset <= highest:
+                raise CorruptLogError(
+                    f"{self.log_file.path} has offset {header.base_offset} at byte {position}, after {expected - 1}"
+                )
             yield Located(position, header)
+            expected = header.next_offset
             position += header.size_bytes
 
     def truncate(self, position: int, end_offset: int) -> None:

@@ -21,7 +21,7 @@ from uuid import UUID
 
 from millrace.errors import ProtocolError
 from millrace.wire import primitives
-from millrace.wire.schema import Array, Blob, Field, Fixed, Nested, Struct, Text
+from millrace.wire.schema import Array, Blob, Field, Fixed, Nested, Response, Struct, Text
 
 _KEPT_ARRAY_FORMATS: Final = 64
 
@@ -356,6 +356,9 @@ class _Encoder(_Source):
     def __init__(self, cls: type[Struct], version: int) -> None:
         super().__init__(cls, version)
         self.append = "append"
+        # An answer is made once and written in the version of whoever asked: what that version lacks, it cannot miss.
+        # A request that loses a field means something else.
+        self.may_drop = issubclass(cls, Response)
         self.names |= {
             "compact": primitives.COMPACT_LENGTHS,
             "compact_length": primitives.compact_length,
@@ -385,7 +388,7 @@ class _Encoder(_Source):
 
     def structure(self, cls: type[Struct], source: str) -> None:
         for field in self.absent(cls):
-            if not field.ignorable:
+            if not (field.ignorable or self.may_drop):
                 with self.block(f"if {self.is_set(field, source)}:"):
                     message = f"{field.name} is set, which version {self.version} does not carry"
                     self.emit(f"raise ValueError({message!r})")

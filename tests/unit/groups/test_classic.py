@@ -183,7 +183,7 @@ def test_static_members_that_do_not_rejoin_stay(bench: GroupBench) -> None:
 def test_when_no_static_member_rejoins_the_phase_starts_over(bench: GroupBench) -> None:
     changes = {"rebalance_timeout_ms": 2_000, "session_timeout_ms": 60_000}
     (red, _), (green, _) = bench.admit(instance_id="red", **changes), bench.admit(instance_id="green", **changes)
-    bench.advance(6_000)
+    bench.advance(3_000)
     bench.assign()
     bench.leave(LeaveRequest(green, "green"))
     bench.advance(10_000)

@@ -7,8 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.batches import NOW_MS, batch, from_producer, with_header
-from support.disk import FaultyFiles
 
 from millrace.clock import ManualClock
 from millrace.errors import ApiError, ErrorCode, StorageError
@@ -20,6 +18,8 @@ from millrace.records.encode import encode_batch
 from millrace.storage.files import Files
 from millrace.storage.log import FlushMode, Log, LogConfig
 from millrace.storage.recovery import LogPosition, LogState
+from support.batches import NOW_MS, batch, from_producer, with_header
+from support.disk import FaultyFiles
 
 CONFIG = LogConfig(flush_mode=FlushMode.OS)
 SMALL = replace(CONFIG, segment_bytes=1000, index_interval_bytes=200)
@@ -84,7 +84,7 @@ class TestAppendAndRead:
         size = len(batch(2))
         for _ in range(10):
             add(log, batch(2))
-        for max_bytes in range(0, 4 * size):
+        for max_bytes in range(4 * size):
             result = log.read(4, max_bytes, at_least_one=False)
             assert len(result.data) == max_bytes // size * size
             assert result.next_offset == 4 + 2 * (max_bytes // size)

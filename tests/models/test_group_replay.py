@@ -1,0 +1,296 @@
+"""Replay equals live: whatever a coordinator went through, its log read back gives what it had in memory.
+
+A history is a random list of things that happen to one shard: commits, joins, restarts of static members, rebalances,
+departures, expiries, deletions, refused writes, and a log that commits late. At every check the offsets in memory are
+those of the committed part of the log; at the end, with everything committed, so is every group that is at rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from millrace.clock import ManualClock
+from millrace.errors import ApiError, ErrorCode
+from millrace.groups.coordinator import GroupCoordinator
+from millrace.groups.effects import LeaveRequest, SyncRequest
+from millrace.groups.group import ClassicGroup, GroupState
+from millrace.groups.settings import GroupSettings
+from millrace.groups.shard import OffsetToCommit, Shard
+from millrace.records.batch import split
+from millrace.records.decode import iter_records
+from millrace.replication.state_topic import breathe
+from support.groups import RANGE, STICKY, join_request
+from support.state_topic import FakeTopic
+
+GROUPS = ("g1", "g2")
+TOPICS = ("orders", "users")
+TOPIC_IDS = {topic: uuid.UUID(int=number) for number, topic in enumerate(TOPICS, 10)}
+SETTINGS = GroupSettings(
+    initial_rebalance_delay_ms=100,
+    offsets_retention_ms=60_000,
+    offsets_retention_check_interval_ms=7_000,
+)
+
+
+class World:
+    """A coordinator on a fake log; every step lets the loop come to rest."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.fake = FakeTopic()
+        self.groups = GroupCoordinator(clock=self.clock, settings=SETTINGS, state_topic=self.fake.topic)
+        self.pending: list[asyncio.Future[Any]] = []
+
+    async def start(self) -> None:
+        self.groups.partition_became_leader(0)
+        await self.groups.loaded()
+
+    @property
+    def shard(self) -> Shard:
+        return self.groups._shards[0]
+
+    async def rest(self) -> None:
+        for _ in range(8):
+            await breathe()
+
+    def spawn(self, work: Awaitable[object]) -> None:
+        self.pending.append(asyncio.ensure_future(work))
+
+    # What can happen
+
+    async def commit(self, group: str, topic: str, partition: int, retention_ms: int, as_member: bool) -> None:
+        live = self.shard.groups.get(group)
+        member = next(iter(live.members.values()), None) if live and as_member else None
+        self.spawn(
+            self.groups.commit(
+                group,
+                [OffsetToCommit(topic, partition, TOPIC_IDS[topic], self.fake[0].log.end_offset, 3, "note")],
+                member_id=member.member_id if member else "",
+                instance_id=member.instance_id if member else None,
+                generation=live.generation if live and member else -1,
+                retention_ms=retention_ms,
+            )
+        )
+
+    async def join(self, group: str, instance_id: str | None, version: int, both: bool) -> None:
+        self.spawn(
+            self.groups.join(
+                group,
+                join_request(
+                    instance_id=instance_id,
+                    protocols=(STICKY, RANGE) if both else (RANGE,),
+                    session_timeout_ms=20_000,
+                    rebalance_timeout_ms=5_000,
+                    requires_member_id=version >= 4,
+                    may_skip_assignment=version >= 9,
+                ),
+            )
+        )
+
+    async def rejoin(self, group: str) -> None:
+        """Everybody who is asked to joins again, the pending ones included."""
+        live = self.shard.groups.get(group)
+        if live is None:
+            return
+        known = [(each.member_id, each.instance_id) for each in live.members.values() if each.join_ticket is None]
+        for member_id, instance_id in known + [(each, None) for each in sorted(live.pending_join)]:
+            request = join_request(
+                member_id, instance_id=instance_id, session_timeout_ms=20_000, rebalance_timeout_ms=5_000
+            )
+            self.spawn(self.groups.join(group, request))
+
+    async def sync(self, group: str) -> None:
+        live = self.shard.groups.get(group)
+        if live is None:
+            return
+        assignments = tuple((each, f"{each}@{live.generation}".encode()) for each in live.members)
+        for member in list(live.members.values()):
+            leads = member.member_id == live.leader_id
+            request = SyncRequest(
+                member.member_id, member.instance_id, live.generation, assignments=assignments if leads else ()
+            )
+            self.spawn(self.groups.sync(group, request))
+
+    async def heartbeat(self, group: str) -> None:
+        live = self.shard.groups.get(group)
+        for member in list(live.members.values()) if live else ():
+            self.groups.heartbeat(group, member.member_id, member.instance_id, live.generation if live else 0)
+
+    async def leave(self, group: str, everybody: bool) -> None:
+        live = self.shard.groups.get(group)
+        members = [LeaveRequest(each.member_id, each.instance_id) for each in live.members.values()] if live else []
+        if members:
+            self.groups.leave(group, members if everybody else members[:1])
+
+    async def wait(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+
+    async def delete_group(self, group: str) -> None:
+        self.spawn(self.groups.delete_groups([group]))
+
+    async def delete_offset(self, group: str, topic: str, partition: int) -> None:
+        self.spawn(self.groups.delete_offsets(group, [(topic, partition)]))
+
+    async def delete_topic(self, topic: str) -> None:
+        self.groups.topics_deleted({topic: TOPIC_IDS[topic]})
+
+    async def hold_the_log(self) -> None:
+        self.fake[0].commit_at_once = False
+
+    async def free_the_log(self) -> None:
+        self.fake[0].commit_at_once = True
+        self.fake[0].commit()
+
+    async def commit_some(self) -> None:
+        mark = self.fake[0].high_watermark.offset
+        self.fake[0].commit(min(mark + 2, self.fake[0].log.end_offset))
+
+    async def refuse(self, refused: bool) -> None:
+        self.fake[0].refuse = ErrorCode.NOT_ENOUGH_REPLICAS if refused else None
+
+    async def rebalance(self, group: str) -> None:
+        """All of it, undisturbed."""
+        await self.rejoin(group)
+        await self.rest()
+        self.clock.advance(6)
+        await self.rest()
+        await self.sync(group)
+
+    # What must hold
+
+    def replayed(self) -> Shard:
+        shard = Shard(0, 0, topic=self.fake.topic, settings=SETTINGS, clock=ManualClock())
+        end = self.fake[0].high_watermark.offset
+        for _, data in self.fake[0].log.batches:
+            for batch in split(data):
+                for record in iter_records(batch.data):
+                    if record.offset < end and record.key is not None:
+                        shard.replay(record.key, record.value, record.offset)
+        return shard
+
+    def check_offsets(self) -> None:
+        live, replayed = self.shard, self.replayed()
+        for group in GROUPS:
+            assert live.offsets.of_group(group) == replayed.offsets.of_group(group), group
+        assert live.offsets.count == replayed.offsets.count
+
+    async def check_all(self) -> None:
+        await self.refuse(refused=False)
+        await self.free_the_log()
+        await self.rest()
+        self.check_offsets()
+        assert not self.shard._writes
+        replayed = self.replayed()
+        live_groups, read_groups = self.shard.groups, replayed.groups
+        assert live_groups.keys() == read_groups.keys()
+        for group_id, live in live_groups.items():
+            if live.state in {GroupState.EMPTY, GroupState.STABLE}:
+                assert at_rest(live) == at_rest(read_groups[group_id])
+            else:
+                assert read_groups[group_id].generation <= live.generation
+        loaded = await self.fake.topic.load(0)
+        latest = Shard(0, 0, topic=self.fake.topic, settings=SETTINGS, clock=ManualClock())
+        for record in loaded:
+            latest.replay(record.key, record.value, record.offset)
+        # The latest record of every key says the same as all records in order.
+        assert {key: at_rest(group) for key, group in latest.groups.items()} == {
+            key: at_rest(group) for key, group in read_groups.items()
+        }
+        for group in GROUPS:
+            assert latest.offsets.of_group(group) == replayed.offsets.of_group(group)
+
+    async def end(self) -> None:
+        await self.groups.stop()
+        for future in self.pending:
+            future.cancel()
+        results = await asyncio.gather(*self.pending, return_exceptions=True)
+        for result in results:
+            assert not isinstance(result, Exception) or isinstance(result, ApiError), result
+
+
+def at_rest(group: ClassicGroup) -> tuple[object, ...]:
+    """What a group is when nothing is going on in it."""
+    return (
+        group.state,
+        group.generation,
+        group.protocol_type,
+        group.protocol_name,
+        group.leader_id,
+        # A stable group's record is written before the group is stable; only an empty one needs to know since when.
+        group.state_timestamp_ms if group.state is GroupState.EMPTY else None,
+        group.subscribed_topics if group.members else None,
+        {
+            member.member_id: (
+                member.instance_id,
+                member.client_id,
+                member.client_host,
+                member.session_timeout_ms,
+                member.rebalance_timeout_ms,
+                member.metadata(group.protocol_name),
+                member.assignment,
+            )
+            for member in group.members.values()
+        },
+    )
+
+
+_GROUP = st.sampled_from(GROUPS)
+_TOPIC = st.sampled_from(TOPICS)
+_PARTITION = st.integers(0, 2)
+
+Event = tuple[Callable[..., Awaitable[None]], tuple[Any, ...]]
+
+
+def _event(function: Callable[..., Awaitable[None]], *arguments: st.SearchStrategy[Any]) -> st.SearchStrategy[Event]:
+    return st.tuples(st.just(function), st.tuples(*arguments))
+
+
+_JOIN = _event(World.join, _GROUP, st.sampled_from([None, "red", "green"]), st.sampled_from([3, 5, 9]), st.booleans())
+_COMMIT = _event(
+    World.commit, _GROUP, _TOPIC, _PARTITION, st.sampled_from([-1, -1, -1, 5_000]), st.booleans()
+)  # fmt: skip
+EVENTS = st.one_of(
+    _COMMIT,
+    _COMMIT,
+    _JOIN,
+    _JOIN,
+    _event(World.rebalance, _GROUP),
+    _event(World.rebalance, _GROUP),
+    _event(World.rejoin, _GROUP),
+    _event(World.sync, _GROUP),
+    _event(World.heartbeat, _GROUP),
+    _event(World.leave, _GROUP, st.booleans()),
+    _event(World.wait, st.sampled_from([0.1, 1.0, 8.0, 30.0, 70.0])),
+    _event(World.delete_group, _GROUP),
+    _event(World.delete_offset, _GROUP, _TOPIC, _PARTITION),
+    _event(World.delete_topic, _TOPIC),
+    _event(World.hold_the_log),
+    _event(World.free_the_log),
+    _event(World.commit_some),
+    _event(World.refuse, st.booleans()),
+)
+
+
+async def run(history: list[Event]) -> None:
+    world = World()
+    await world.start()
+    try:
+        for happens, arguments in history:
+            await happens(world, *arguments)
+            await world.rest()
+            world.check_offsets()
+        await world.check_all()
+    finally:
+        await world.end()
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(EVENTS, max_size=40))
+def test_replay_equals_live(history: list[Event]) -> None:
+    asyncio.run(run(history))
