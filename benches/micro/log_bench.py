@@ -14,6 +14,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from crc32c import crc32c
@@ -123,12 +124,9 @@ def main() -> None:
             directory.mkdir()
             count = min(20_000, 64 * 1024 * 1024 // len(batch))
             append_us = measure_append(directory, batch, count)
-            crc_us = microseconds(lambda batch=batch: crc32c(memoryview(batch)[21:]), 2000)  # type: ignore[misc]
-            validate_us = microseconds(
-                lambda batch=batch: validate_produced(batch, ProduceLimits(), NOW_MS),
-                2000,  # type: ignore[misc]
-            )
-            check_us = microseconds(lambda batch=batch: check_records(batch), 100)  # type: ignore[misc]
+            crc_us = microseconds(partial(crc32c, memoryview(batch)[21:]), 2000)
+            validate_us = microseconds(partial(validate_produced, batch, ProduceLimits(), NOW_MS), 2000)
+            check_us = microseconds(partial(check_records, batch), 100)
             print(
                 f"append {batch_bytes:>7} B of {record_bytes:>4} B records: {append_us:7.1f} us, "
                 f"of it header checks {validate_us - crc_us:5.1f} us and CRC {crc_us:5.1f} us; "
@@ -145,7 +143,7 @@ def main() -> None:
             directory = base / f"s-{partitions}"
             created, closed, opened = measure_start(directory, partitions)
             print(
-                f"{partitions} partitions: create {created:6.1f} ms, clean stop {closed:6.1f} ms, start {opened:6.1f} ms"
+                f"{partitions} partitions: create {created:.1f} ms, clean stop {closed:.1f} ms, start {opened:.1f} ms"
             )
         if arguments.profile:
             directory = base / "profile"

@@ -1,8 +1,9 @@
 """millrace beside Apache Kafka 4.3.0 on this machine: `make bench`.
 
-Both brokers run during the whole comparison, both are warmed up with the same work first (a JVM is about half as fast
-before its compiler has seen the code), and they take turns round by round, so that a noisy moment hits both. The
-clients are stock: Kafka's ProducerPerformance and librdkafka. They are often the limit themselves, so the broker's
+Both brokers run during the whole comparison, both are warmed up with the same work first, and they take turns round by
+round, so that a noisy moment hits both. The warm-up is not short: a fresh Kafka spent about 22 broker CPU seconds on its
+first GB produced and 7 to 8 from the third on, as its JVM compiles; less warm-up than that would only flatter millrace.
+A quantity that still improves steadily from round to round is reported as drifting. The clients are stock: Kafka's ProducerPerformance and librdkafka. They are often the limit themselves, so the broker's
 CPU seconds per GB stand beside every throughput.
 
 Like is compared with like: `flush.mode=os` with Kafka's default (page cache), `flush.mode=group` with Kafka at
@@ -42,7 +43,7 @@ WORK = ("produce", "produce-flushed", "consume", "latency", "latency-flushed")
 @dataclass(frozen=True, slots=True)
 class Options:
     rounds: int
-    warmups: int
+    warmup_gb: int
     records: int
     latency_s: float
     only: tuple[str, ...]
@@ -58,12 +59,13 @@ class Bench:
         self._servers = servers
         self._result = result
         self._topics = (f"bench-{number}" for number in count(1))
-        self._console = Console(stderr=True)
+        self._console = Console(stderr=True, width=120, log_path=False)
 
     def run(self) -> None:
         for side, server in self._servers.items():
             self._result.add(side, "start", "process start to first answer", "s", "lower", server.start_s)
             self._result.add(side, "start", "resident memory, idle", "MB", "lower", resident_mb(server.pid))
+        self._warm_up()
         flushed = max(self._options.records // 5, 1)  # Kafka is several times slower with a flush per batch
         for work, run in (
             ("produce", lambda side, keep: self._produce(side, "os", self._options.records, keep=keep)),
@@ -77,14 +79,26 @@ class Bench:
         for side, server in self._servers.items():
             self._result.add(side, "all of the above", "resident memory after", "MB", "lower", resident_mb(server.pid))
 
+    def _warm_up(self) -> None:
+        """Produce and consume whole GBs on both sides, whatever is measured later; see the head of this module."""
+        records = 1_000_000_000 // RECORD_BYTES
+        for number in range(self._options.warmup_gb):
+            for side, server in self._servers.items():
+                topic = self._new_topic(side, "os")
+                with cpu_use(server.pid) as cpu:
+                    workloads.produce(self._jars, server.bootstrap, topic, records, RECORD_BYTES)
+                workloads.consume(server.bootstrap, topic, records)
+                workloads.delete_topic(server.bootstrap, topic)
+                self._console.log(f"warm-up, GB {number + 1}: {side:9} {cpu.seconds:.2f} CPU s per produced GB")
+
     def _alternate(self, work: str, run: Callable[[str, bool], str]) -> None:
         for number, side in self._turns():
             said = run(side, number > 0)
-            self._console.log(f"{work:16} {f'round {number}' if number > 0 else 'warm-up':8} {side:9} {said}")
+            self._console.log(f"{work:16} {f'round {number}' if number else 'warm-up':8} {side:9} {said}")
 
     def _turns(self) -> Iterator[tuple[int, str]]:
-        """Rounds up to 0 are warm-up; who goes first changes every round."""
-        for number in range(1 - self._options.warmups, self._options.rounds + 1):
+        """Round 0 is not kept: it warms what is special to this work. Who goes first changes every round."""
+        for number in range(self._options.rounds + 1):
             for side in self._options.sides if number % 2 else reversed(self._options.sides):
                 yield number, side
 
@@ -141,14 +155,14 @@ def main() -> int:
     )
     parser.add_argument("--rounds", type=int, default=3, help="measured rounds of each work on each side")
     parser.add_argument("--records", type=int, default=1_000_000, help="records of 1,000 B in a round")
-    parser.add_argument("--warmups", type=int, default=1, help="unmeasured rounds before them")
+    parser.add_argument("--warmup-gb", type=int, default=3, help="GBs produced and consumed on each side beforehand")
     parser.add_argument("--latency-seconds", type=float, default=10, help="length of a latency round")
     parser.add_argument("--only", action="append", choices=WORK, help="may be repeated; all work by default")
     parser.add_argument("--sides", default="kafka,millrace", help="kafka, millrace or both, comma separated")
     parser.add_argument("--name", default="comparison", help="the result goes to benches/results/NAME.json")
     given = parser.parse_args()
     only, sides = tuple(given.only or WORK), tuple(given.sides.split(","))
-    options = Options(given.rounds, given.warmups, given.records, given.latency_seconds, only, sides)
+    options = Options(given.rounds, given.warmup_gb, given.records, given.latency_seconds, only, sides)
     try:
         jars = kafka_jars()
     except KafkaUnavailable as unavailable:
@@ -160,7 +174,9 @@ def main() -> int:
         makers: dict[str, Callable[[], Server]] = {"kafka": lambda: KafkaServer(jars), "millrace": MillraceServer}
         servers = {side: stack.enter_context(makers[side]()) for side in sides}
         Bench(options, jars, servers, result).run()
-    Console().print(result.table())
+    Console(width=120).print(result.table())
+    for drift in result.drifting():
+        print(f"still drifting: {drift}")
     path = Path(__file__).parents[1] / "results" / f"{given.name}.json"
     result.save(path)
     print(f"written to {path}")

@@ -60,6 +60,16 @@ class Comparison:
             self.rows.append(row)
         (row.kafka if side == "kafka" else row.millrace).append(value)
 
+    def drifting(self) -> list[str]:
+        """What got better in every round and by more than a tenth in all: a side that was not warm yet."""
+        found = []
+        for row in self.rows:
+            for side, values in (("kafka", row.kafka), ("millrace", row.millrace)):
+                steps = list(values if row.better == "higher" else reversed(values))
+                if len(steps) > 2 and steps == sorted(set(steps)) and steps[-1] > 1.1 * steps[0]:
+                    found.append(f"{side}, {row.work}, {row.quantity}: {', '.join(map(_number, values))} {row.unit}")
+        return found
+
     def save(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(asdict(self), indent=1) + "\n")
@@ -83,7 +93,8 @@ class Comparison:
             f"Machine: {self.machine}. Command: `{self.command}`. Median of {self.rounds} rounds (lowest-highest).\n\n"
         )
         lines = ["| work | quantity | Kafka 4.3.0 | millrace | millrace / Kafka |", "|---|---|---|---|---|"]
-        return head + "\n".join([*lines, *(f"| {' | '.join(row.cells())} |" for row in self.rows)]) + "\n"
+        drift = "".join(f"\nStill drifting, so not warm: {each}.\n" for each in self.drifting())
+        return head + "\n".join([*lines, *(f"| {' | '.join(row.cells())} |" for row in self.rows)]) + "\n" + drift
 
 
 def _spread(values: list[float]) -> str:
@@ -114,7 +125,7 @@ def main() -> None:
     options = parser.parse_args()
     comparison = Comparison.load(options.result)
     if options.update is None:
-        Console().print(comparison.table())
+        Console(width=120).print(comparison.table())
         return
     page = options.update.read_text()
     before, rest = page.split(BEGIN)

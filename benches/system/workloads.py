@@ -13,6 +13,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from support.kafka_jars import PRODUCER_PERFORMANCE, SERVER_FLAGS, KafkaJars
 
+QUIET = {"log_level": 3}  # errors only: an admin client that closes early is no news
 CLIENT_FLAGS = ("-Xmx256M", *SERVER_FLAGS)  # as Kafka's own script runs the tool
 SUMMARY = re.compile(
     r"^(\d+) records sent, ([\d.]+) records/sec .* ([\d.]+) ms avg latency, .* (\d+) ms 99th", re.MULTILINE
@@ -29,13 +30,13 @@ class Produced:
 
 
 def create_topic(bootstrap: str, topic: str, config: dict[str, str]) -> None:
-    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin = AdminClient({**QUIET, "bootstrap.servers": bootstrap})
     created = admin.create_topics([NewTopic(topic, num_partitions=1, replication_factor=1, config=config)])
     created[topic].result(timeout=30)
 
 
 def delete_topic(bootstrap: str, topic: str) -> None:
-    admin = AdminClient({"bootstrap.servers": bootstrap})  # must outlive the call
+    admin = AdminClient({**QUIET, "bootstrap.servers": bootstrap})  # must outlive the call
     admin.delete_topics([topic])[topic].result(timeout=30)
 
 
@@ -53,7 +54,7 @@ def produce(jars: KafkaJars, bootstrap: str, topic: str, records: int, record_by
 
 def consume(bootstrap: str, topic: str, records: int) -> float:
     """Seconds from the first record to the last, by librdkafka at its defaults, in batches of 10,000."""
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "bench", "enable.auto.commit": False})
+    consumer = Consumer({**QUIET, "bootstrap.servers": bootstrap, "group.id": "bench", "enable.auto.commit": False})
     try:
         consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
         seen, first, give_up = 0, 0.0, time.monotonic() + 300
@@ -79,7 +80,7 @@ def latency(bootstrap: str, topic: str, rate_per_s: int, seconds: float) -> tupl
 
     def receive() -> None:
         fast = {"fetch.wait.max.ms": 500, "enable.auto.commit": False, "auto.offset.reset": "earliest"}
-        consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "bench", **fast})
+        consumer = Consumer({**QUIET, "bootstrap.servers": bootstrap, "group.id": "bench", **fast})
         consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
         give_up = time.monotonic() + seconds + 30
         seen = 0
@@ -95,7 +96,7 @@ def latency(bootstrap: str, topic: str, rate_per_s: int, seconds: float) -> tupl
                 delays_ms.append((now_ns - int(message.value() or b"0")) / 1e6)
         consumer.close()
 
-    producer = Producer({"bootstrap.servers": bootstrap, "acks": "all", "linger.ms": 0})
+    producer = Producer({**QUIET, "bootstrap.servers": bootstrap, "acks": "all", "linger.ms": 0})
     receiver = threading.Thread(target=receive)
     receiver.start()
     producer.produce(topic, b"probe")

@@ -711,10 +711,17 @@ def find_setting(scope: Scope, name: str) -> Setting:
     """The row called `name`; a ConfigError suggests the nearest names where there is none."""
     setting = SETTINGS[scope].get(name)
     if setting is None:
-        near = difflib.get_close_matches(name[:100], SETTINGS[scope], n=2)
+        near = _nearest(scope, name[:100])
         hint = f" (did you mean {' or '.join(near)}?)" if near else ""
         raise ConfigError(f"unknown {scope.value} setting {name[:100]!r}{hint}")
     return setting
+
+
+def _nearest(scope: Scope, name: str) -> list[str]:
+    # Comparing with every name takes milliseconds, and a request may hold thousands of unknown names.
+    words = set(name.split("."))
+    by_words = sorted(SETTINGS[scope], key=lambda other: len(words.intersection(other.split("."))), reverse=True)
+    return difflib.get_close_matches(name, by_words[:10], n=2)
 
 
 def validate_overrides(scope: Scope, configs: Mapping[str, str], broker: BrokerConfig) -> None:
@@ -724,13 +731,13 @@ def validate_overrides(scope: Scope, configs: Mapping[str, str], broker: BrokerC
         value = parse_value(setting, text)
         if setting.bounds is not None:
             low, high = (broker.get_int(bound) for bound in setting.bounds)
-            if not low <= broker_number(value) <= high:
+            if not low <= _whole_number(value) <= high:
                 raise ConfigError(f"{name}={text}: must be between {low} and {high} on this cluster")
     if scope is Scope.CLIENT_METRICS and "match" in configs:
         _check_match(configs["match"])
 
 
-def broker_number(value: Value) -> int:
+def _whole_number(value: Value) -> int:
     """`value`, which the table says is a whole number."""
     if not isinstance(value, int):
         raise TypeError(f"not a whole number: {value!r}")
@@ -750,7 +757,7 @@ def _check_match(text: str) -> None:
             raise ConfigError(f"match={pair[:100]}: expected name=pattern with a name of {', '.join(_MATCH_KEYS)}")
         try:
             re.compile(pattern.strip())
-        except re.error as error:
+        except (re.error, RecursionError, OverflowError) as error:
             raise ConfigError(f"match={pair[:100]}: not a regular expression ({error})") from None
 
 
@@ -874,7 +881,7 @@ class BrokerConfig:
     @property
     def broker_id(self) -> int:
         node_id = self.get("node.id")
-        return self.get_int("broker.id") if node_id is None else broker_number(node_id)
+        return self.get_int("broker.id") if node_id is None else _whole_number(node_id)
 
     @property
     def rack(self) -> str | None:
@@ -1032,7 +1039,7 @@ def group_value(name: str, overrides: Mapping[str, str], broker: BrokerConfig) -
             return value
         if setting.bounds is not None:
             low, high = (broker.get_int(bound) for bound in setting.bounds)
-            value = min(max(broker_number(value), low), high)
+            value = min(max(_whole_number(value), low), high)
     return value
 
 

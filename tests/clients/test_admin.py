@@ -39,7 +39,7 @@ def test_a_deleted_topic_can_be_created_again_empty(opened: Opened, fresh: Calla
 
 @pytest.mark.parametrize("topic", ["not/allowed", "..", "x" * 250, "with space"])
 def test_bad_topic_names_are_refused(opened: Opened, topic: str) -> None:
-    with pytest.raises(Exception, match=r"(?i)invalid.?topic"):
+    with pytest.raises(Exception, match=r"(?i)invalid.?topic|topic.?exception"):
         opened.admin().create_topic(topic, 1)
 
 

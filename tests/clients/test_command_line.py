@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -82,13 +84,13 @@ def test_topics(millrace_command: CommandLine, fresh: Callable[[str], str]) -> N
     assert "retention.ms" not in described["configs"]
     (everything,) = run.json("topics", "describe", topic, "--all-configs")
     assert everything["configs"]["retention.ms"] == "604800000"
-    assert f"{topic}  max.message.bytes=2000" in run.text("topics", "describe", topic)
+    assert run.text("topics", "describe", topic).splitlines()[0].endswith("max.message.bytes=2000")
 
     assert run.text("topics", "delete", topic, "--yes") == f"deleted {topic}\n"
     assert "there is no topic" in run.error("topics", "describe", topic)
     assert "UNKNOWN_TOPIC" in run.error("topics", "delete", topic, "--yes")
     assert run.json("topics", "delete", topic, "--yes", "--if-exists") == [{"topic": topic, "result": "missing"}]
-    assert "INVALID" in run.error("topics", "create", "not/a/name") or True
+    assert "TOPIC_EXCEPTION" in run.error("topics", "create", "not/a/name")
 
 
 def test_lines_in_lines_out(millrace_command: CommandLine, fresh: Callable[[str], str]) -> None:
@@ -205,7 +207,7 @@ def test_ctrl_c_loses_no_line_that_was_read(millrace_command: CommandLine, fresh
         assert process.stdin is not None
         process.stdin.write(b"one\ntwo\nthree\n")
         process.stdin.flush()
-        wait_for_read_of_stdin(process)
+        wait_until_empty(process.stdin)
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 130
@@ -213,15 +215,12 @@ def test_ctrl_c_loses_no_line_that_was_read(millrace_command: CommandLine, fresh
     assert run.text("consume", topic, "--from-beginning") == "one\ntwo\nthree\n"
 
 
-def wait_for_read_of_stdin(process: subprocess.Popen[bytes]) -> None:
-    """Until the process has taken everything out of its pipe and waits for more."""
+def wait_until_empty(pipe: IO[bytes]) -> None:
+    """Until the other side has taken everything out of the pipe."""
     ends_at = time.monotonic() + TIMEOUT_S
-    while time.monotonic() < ends_at:
-        waiting_in = Path(f"/proc/{process.pid}/wchan").read_text()
-        if "pipe" in waiting_in:
-            return
-        time.sleep(0.02)
-    raise AssertionError("the command never waited for its stdin")
+    while int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder):
+        assert time.monotonic() < ends_at
+        time.sleep(0.01)
 
 
 def test_a_reader_that_goes_away_is_no_error(millrace_command: CommandLine, fresh: Callable[[str], str]) -> None:
@@ -311,10 +310,10 @@ def test_dump_of_a_live_log(cluster: Cluster, millrace_command: CommandLine, fre
     run = millrace_command
     topic = fresh("cli-dumped")
     run.text("topics", "create", topic)
-    run.text("produce", topic, "--compression", "zstd", stdin=b"a\nb\nc\n")
+    run.text("produce", topic, "--compression", "zstd", stdin=b"a" * 500 + b"\nb\nc\n")
     (segment,) = cluster.data_dir.rglob(f"{topic}-0/*.log")
     entries = run.json_lines("log", "dump", segment, "--records")
-    assert [one["value"] for one in entries if one["is"] == "record"] == ["a", "b", "c"]
+    assert [one["value"] for one in entries if one["is"] == "record"] == ["a" * 500, "b", "c"]
     assert {one["codec"] for one in entries if one["is"] == "batch"} == {"zstd"}
 
 
@@ -351,9 +350,7 @@ class TestUp:
     def test_a_port_that_is_taken(self, tmp_path: Path, cluster: Cluster) -> None:
         run = CommandLine("127.0.0.1:1")
         port = cluster.bootstrap_servers.rpartition(":")[2]
-        assert f"the address is taken (PLAINTEXT://127.0.0.1:{port})" in run.error(
-            "up", "--port", port, "--data", tmp_path
-        )
+        assert f"port {port} is already in use" in run.error("up", "--port", port, "--data", tmp_path)
 
     def test_a_directory_that_is_in_use(self, tmp_path: Path) -> None:
         run = CommandLine("127.0.0.1:1")

@@ -101,8 +101,8 @@ def test_three_members_and_a_rebalance_lose_nothing(
     everyone: list[Member] = []
     try:
         everyone += [Member(opened.client, opened.bootstrap, topic, group) for _ in range(2)]
-        produce(120)
         shared_out(everyone, [3, 3])
+        produce(120)
         wait_for(lambda: everything_read(everyone), lambda: len(values))
         assert all(member.received for member in everyone)
 

@@ -565,7 +565,7 @@ UNGRANTED: dict[str, tuple[Request, int, set[ErrorCode]]] = {
         INVALID,
     ),
     # Metadata and descriptions
-    "metadata-uuid-zero": (metadata((None, ZERO)), 12, {E.NONE, E.UNKNOWN_TOPIC_ID, E.INVALID_REQUEST}),
+    "metadata-uuid-zero": (metadata((None, ZERO)), 12, {E.INVALID_TOPIC_EXCEPTION, E.UNKNOWN_TOPIC_ID} | INVALID),
     "metadata-uuid-unknown": (metadata((None, NOBODY)), 12, {E.UNKNOWN_TOPIC_ID}),
     "metadata-twice": (metadata((TOPIC, ZERO), (TOPIC, ZERO)), 12, {E.NONE}),
     "metadata-by-name-and-id": (
@@ -677,7 +677,12 @@ UNGRANTED: dict[str, tuple[Request, int, set[ErrorCode]]] = {
     "commit-generation-of-nobody": (
         commit(group_id="c2", generation_id_or_member_epoch=5, member_id="m"),
         9,
-        {E.ILLEGAL_GENERATION, E.UNKNOWN_MEMBER_ID},
+        {E.GROUP_ID_NOT_FOUND},
+    ),
+    "commit-generation-of-nobody-v8": (
+        commit(group_id="c2", generation_id_or_member_epoch=5, member_id="m"),
+        8,
+        {E.ILLEGAL_GENERATION},
     ),
     "commit-no-group": (commit(group_id="", member_id="m"), 9, {E.INVALID_GROUP_ID, E.NONE, E.UNKNOWN_MEMBER_ID}),
     "commit-offset-minus-3": (commit(-3, group_id="c3"), 9, {E.NONE, E.INVALID_REQUEST, E.OFFSET_OUT_OF_RANGE}),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from millrace.storage.log import FlushMode, Log, LogConfig
 from millrace.storage.recovery import LogState
 from millrace.storage.segment import IndexCache
 from support.batches import NOW_MS, batch
+from support.disk import fast_directory
 
 CONFIG = LogConfig(flush_mode=FlushMode.OS, segment_bytes=1500, index_interval_bytes=150)
 BATCHES = 24
@@ -63,11 +65,14 @@ class Written:
         self.last_three = sum(len(data) for data in self.batches[-3:])
 
     def restore(self) -> None:
+        """The directory as it was after the crash."""
         for path in self.directory.iterdir():
             if path.name not in self.files:
                 path.unlink()
         for name, data in self.files.items():
-            (self.directory / name).write_bytes(data)
+            path = self.directory / name
+            if not path.exists() or path.read_bytes() != data:
+                path.write_bytes(data)
 
     def check(self, log: Log, batches: int) -> None:
         """The log holds exactly the first `batches` batches, and can go on."""
@@ -96,13 +101,15 @@ def open_log(directory: Path, state: LogState | None = None) -> Log:
 
 
 @pytest.fixture(scope="module")
-def crashed(tmp_path_factory: pytest.TempPathFactory) -> Written:
-    return Written(tmp_path_factory.mktemp("crashed") / "topic-0")
+def crashed() -> Iterator[Written]:
+    with fast_directory() as root:
+        yield Written(root / "topic-0")
 
 
 @pytest.fixture(scope="module")
-def closed(tmp_path_factory: pytest.TempPathFactory) -> Written:
-    return Written(tmp_path_factory.mktemp("closed") / "topic-0", close=True)
+def closed() -> Iterator[Written]:
+    with fast_directory() as root:
+        yield Written(root / "topic-0", close=True)
 
 
 def whole_batches(written: Written, size: int) -> int:

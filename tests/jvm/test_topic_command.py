@@ -25,7 +25,7 @@ def test_create_twice_fails_unless_asked_not_to(tools: KafkaTools, topic: str) -
     tools.create_topic(topic)
     again = tools.attempt(TOPICS, "--create", "--topic", topic)
     assert again.status != 0
-    assert "already exists" in again.stdout + again.stderr
+    assert "TopicExistsException" in again.stdout + again.stderr
     tools.run(TOPICS, "--create", "--topic", topic, "--if-not-exists")
 
 

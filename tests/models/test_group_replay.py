@@ -2,7 +2,9 @@
 
 A history is a random list of things that happen to one shard: commits, joins, restarts of static members, rebalances,
 departures, expiries, deletions, refused writes, and a log that commits late. At every check the offsets in memory are
-those of the committed part of the log; at the end, with everything committed, so is every group that is at rest.
+those of the committed part of the log; at the end, with everything committed, so is every group that is at rest. The
+one exception is a group that became empty while the log refused writes: as in Kafka its old generation stays in the
+log, and would time out after a restart.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from hypothesis import strategies as st
 
 from millrace.clock import ManualClock
 from millrace.errors import ApiError, ErrorCode
+from millrace.groups import records
 from millrace.groups.coordinator import GroupCoordinator
 from millrace.groups.effects import LeaveRequest, SyncRequest
 from millrace.groups.group import ClassicGroup, GroupState
@@ -148,8 +151,10 @@ class World:
         self.fake[0].commit()
 
     async def commit_some(self) -> None:
-        mark = self.fake[0].high_watermark.offset
-        self.fake[0].commit(min(mark + 2, self.fake[0].log.end_offset))
+        """One batch more."""
+        log = self.fake[0].log
+        ends = [base for base, _ in log.batches] + [log.end_offset]
+        self.fake[0].commit(min((end for end in ends if end > self.fake[0].high_watermark.offset), default=0))
 
     async def refuse(self, refused: bool) -> None:
         self.fake[0].refuse = ErrorCode.NOT_ENOUGH_REPLICAS if refused else None
@@ -188,8 +193,10 @@ class World:
         assert not self.shard._writes
         replayed = self.replayed()
         live_groups, read_groups = self.shard.groups, replayed.groups
-        assert live_groups.keys() == read_groups.keys()
-        for group_id, live in live_groups.items():
+        unwritten = {group for group in GROUPS if records.group_key(group) in self.fake[0].refused_keys}
+        assert live_groups.keys() - unwritten == read_groups.keys() - unwritten
+        for group_id in live_groups.keys() - unwritten:
+            live = live_groups[group_id]
             if live.state in {GroupState.EMPTY, GroupState.STABLE}:
                 assert at_rest(live) == at_rest(read_groups[group_id])
             else:
@@ -290,7 +297,7 @@ async def run(history: list[Event]) -> None:
         await world.end()
 
 
-@settings(max_examples=400, deadline=None)
-@given(st.lists(EVENTS, max_size=40))
+@settings(max_examples=600, deadline=None)
+@given(st.lists(EVENTS, min_size=5, max_size=50))
 def test_replay_equals_live(history: list[Event]) -> None:
     asyncio.run(run(history))

@@ -15,7 +15,6 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
-from support.metadata import endpoints, partition_states
 
 from millrace.cluster.image import ClusterImage, PersistentMap
 from millrace.metadata.deltas import (
@@ -36,6 +35,7 @@ from millrace.metadata.deltas import (
     decode,
     encode,
 )
+from support.metadata import endpoints, partition_states
 
 
 @dataclass
@@ -175,7 +175,9 @@ class ImageModel(RuleBasedStateMachine):
     def remove_broker(self, broker_id: int) -> None:
         self.change(BrokerUnregistered(broker_id))
 
-    @rule(broker_id=st.integers(0, 3), epoch=st.integers(1, 9), next_id=st.integers(1, 10**6), cluster=st.text(max_size=3))
+    @rule(
+        broker_id=st.integers(0, 3), epoch=st.integers(1, 9), next_id=st.integers(1, 10**6), cluster=st.text(max_size=3)
+    )
     def change_the_rest(self, broker_id: int, epoch: int, next_id: int, cluster: str) -> None:
         self.change(ControllerChanged(broker_id, epoch))
         self.change(ProducerIdsAllocated(broker_id, next_id, 10))

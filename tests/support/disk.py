@@ -12,12 +12,23 @@ import errno
 import itertools
 import os
 import shutil
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from millrace.records.compression import Buffer
 from millrace.storage.files import Files
+
+_MEMORY = Path("/dev/shm")
+
+
+@contextmanager
+def fast_directory() -> Iterator[Path]:
+    """A temporary directory in memory where there is such a place: for tests that write thousands of small files."""
+    with tempfile.TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None) as path:
+        yield Path(path)
 
 
 @dataclass

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from millrace.errors import ErrorCode
 from millrace.groups import classic
@@ -38,9 +39,9 @@ RANGE = Protocol("range", subscription("orders"))
 STICKY = Protocol("cooperative-sticky", subscription("orders"))
 
 
-def join_request(member_id: str = "", *, instance_id: str | None = None, **changes: object) -> JoinRequest:
+def join_request(member_id: str = "", *, instance_id: str | None = None, **changes: Any) -> JoinRequest:
     """A consumer's JoinGroup with everyday values."""
-    values: dict[str, object] = {
+    values: dict[str, Any] = {
         "protocol_type": "consumer",
         "protocols": (RANGE,),
         "session_timeout_ms": 10_000,
@@ -49,7 +50,7 @@ def join_request(member_id: str = "", *, instance_id: str | None = None, **chang
         "client_host": "/127.0.0.1",
         **changes,
     }
-    return JoinRequest(member_id=member_id, instance_id=instance_id, **values)  # type: ignore[arg-type]
+    return JoinRequest(member_id=member_id, instance_id=instance_id, **values)
 
 
 @dataclass
@@ -105,7 +106,7 @@ class GroupBench:
         ticket = self.new_id()
         self.parked.add(ticket)
         if not request.new_member_id:
-            request = JoinRequest(**{**_fields(request), "new_member_id": f"member-{ticket}"})
+            request = replace(request, new_member_id=f"member-{ticket}")
         self.perform(classic.join(self.group, request, ticket, self.settings, self.now_ms))
         return ticket
 
@@ -152,7 +153,7 @@ class GroupBench:
             self.perform(classic.timer_fired(self.group, key, self.settings, self.now_ms))
         self.now_ms = target
 
-    def admit(self, *, instance_id: str | None = None, **changes: object) -> tuple[str, int]:
+    def admit(self, *, instance_id: str | None = None, **changes: Any) -> tuple[str, int]:
         """A new member's id and the ticket of the JoinGroup that is parked for it."""
         if instance_id is not None:
             ticket = self.join(join_request(instance_id=instance_id, **changes))
@@ -160,7 +161,7 @@ class GroupBench:
         member_id = self.joined(self.join(join_request(**changes))).member_id
         return member_id, self.join(join_request(member_id, **changes))
 
-    def stabilise(self, members: int = 1, **changes: object) -> list[str]:
+    def stabilise(self, members: int = 1, **changes: Any) -> list[str]:
         """A stable group of new dynamic members."""
         admitted = [self.admit(**changes) for _ in range(members)]
         self.advance(self.settings.initial_rebalance_delay_ms * (members + 1))
@@ -186,6 +187,3 @@ class GroupBench:
 def assignment_of(member_id: str, generation: int) -> bytes:
     return f"{member_id}@{generation}".encode()
 
-
-def _fields(request: JoinRequest) -> dict[str, object]:
-    return {name: getattr(request, name) for name in JoinRequest.__dataclass_fields__}

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 from millrace.cluster.controller import Controller
 from millrace.cluster.image import ClusterImage
 from millrace.config import BrokerConfig
-from millrace.metadata.deltas import BrokerRegistered, Change, ClusterCreated, ControllerChanged, Endpoint, PartitionState
+from millrace.metadata.deltas import (
+    BrokerRegistered,
+    Change,
+    ClusterCreated,
+    ControllerChanged,
+    Endpoint,
+    PartitionState,
+)
 from millrace.metadata.embedded import EmbeddedStore
 from millrace.metadata.store import MetadataStore
 

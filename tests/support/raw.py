@@ -30,6 +30,7 @@ from millrace.wire.messages import request_class, response_class
 from millrace.wire.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from millrace.wire.messages.cluster import MetadataRequest, MetadataResponse
 from millrace.wire.messages.fetch import FetchRequest, FetchResponse
+from millrace.wire.messages.groups import FindCoordinatorRequest, HeartbeatRequest
 from millrace.wire.messages.produce import ProduceRequest, ProduceResponse
 from millrace.wire.messages.topics import CreateTopicsRequest, CreateTopicsResponse
 from millrace.wire.schema import Request, Struct
@@ -43,6 +44,11 @@ PATIENT_S: Final = 10.0
 """For exchanges whose speed is not the point."""
 CLIENT_ID: Final = "raw"
 _SIZE: Final = struct.Struct(">i")
+_LOADING: Final = {
+    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+    ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_COORDINATOR,
+}
 _ALARMS: Final = ("Traceback", "Task exception was never retrieved", "Unhandled")
 
 
@@ -218,6 +224,14 @@ class RawClient:
         response: MetadataResponse = self.call(request, 12)
         (topic,) = response.topics
         return topic
+
+    def find_coordinator(self, group: str) -> None:
+        """Return when the group's coordinator is there; the first one who asks has its topic made."""
+        deadline = time.monotonic() + PATIENT_S
+        request = FindCoordinatorRequest(key=group, key_type=0)
+        while self.call(request, 2).error_code or self.call(HeartbeatRequest(group_id=group), 3).error_code in _LOADING:
+            assert time.monotonic() < deadline, "no coordinator"
+            time.sleep(0.01)
 
     def produce(
         self, topic: str, records: bytes | None, *, partition: int = 0, acks: int = -1, version: int = 9
@@ -432,6 +446,7 @@ def warm_up(client: RawClient) -> None:
         if key == ApiKey.PRODUCE:
             request.acks = 1  # with 0 there would be no answer
         client.call(request, version)
+    client.find_coordinator("warm-up")
     for _ in range(20):
         client.produce(Bystander.TOPIC, batch(bytes(64 * 1024)))
     client.fetch(Bystander.TOPIC, 0)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from millrace.errors import ApiError, ErrorCode
 from millrace.records.batch import STAMP, read_header
+from millrace.records.decode import iter_records
 from millrace.replication.state_topic import StateTopic
 from millrace.replication.watermark import Watermark
 
@@ -51,11 +52,16 @@ class FakePartition:
         self.high_watermark = Watermark(0)
         self.commit_at_once = commit_at_once
         self.refuse: ErrorCode | None = None
+        self.refused_keys: set[bytes | None] = set()
+        """Keys whose last append was refused."""
 
     def append(self, records: bytes, *, from_client: bool) -> FakeAppend:
         assert not from_client
+        keys = {record.key for record in iter_records(records)}
         if self.refuse is not None:
+            self.refused_keys |= keys
             raise ApiError(self.refuse)
+        self.refused_keys -= keys
         header = read_header(records)
         base = self.log.end_offset
         stamped = STAMP.pack(base, header.batch_length, self.leader_epoch) + bytes(records)[STAMP.size :]

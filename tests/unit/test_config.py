@@ -288,12 +288,21 @@ def test_typed_access_refuses_the_wrong_type() -> None:
 
 
 def test_properties_syntax() -> None:
-    text = "\n".join(
-        [
-            "# a comment", "! another", "", "  plain=value", "colon : value two", "blank three", "empty=", "only",
-            "continued=a,\\", "    b,\\", "    c", "back\\ slash\\=name=x\\ty", "uni=\\u00e9\\\\", "url=http://x:1/?a=b",
-        ]
-    )  # fmt: skip
+    text = r"""
+# a comment
+! another
+
+  plain=value
+colon : value two
+blank three
+empty=
+only
+continued=a,\
+    b,\
+    c
+back\ slash\=name=x\ty
+uni=\u00e9\\
+url=http://x:1/?a=b"""
     assert parse_properties(text) == {
         "plain": "value",
         "colon": "value two",
@@ -362,7 +371,10 @@ def test_listeners() -> None:
         {"listeners": "NOBODY://:9092"},
         {"listeners": "SASL_SSL://:9092"},
         {"listener.security.protocol.map": "PLAINTEXT"},
-        {"advertised.listeners": "OTHER://a:1", "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,OTHER:PLAINTEXT"},
+        {
+            "advertised.listeners": "OTHER://a:1",
+            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,OTHER:PLAINTEXT",
+        },
         {"advertised.listeners": "PLAINTEXT://0.0.0.0:9092"},
         {"advertised.listeners": "PLAINTEXT://:9092"},
         {"listeners": "A://h:1,B://h:1", "listener.security.protocol.map": "A:PLAINTEXT,B:PLAINTEXT"},
@@ -390,4 +402,4 @@ def test_documentation_fits_a_table_row() -> None:
             assert setting.doc.endswith(".") or "..." in setting.doc or setting.doc.endswith("*"), setting.name
             assert "|" not in setting.doc and "\n" not in setting.doc
     assert Kind.PASSWORD in {setting.kind for setting in BROKER_SETTINGS.values()}
-    assert config_module.SUPPORTED_SECURITY_PROTOCOLS == {"PLAINTEXT"}
+    assert {"PLAINTEXT"} == config_module.SUPPORTED_SECURITY_PROTOCOLS

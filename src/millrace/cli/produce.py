@@ -6,12 +6,17 @@ delivers every line that was read; a second Ctrl-C gives up waiting, and the cou
 
 from __future__ import annotations
 
+import os
+import select
+import signal
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, Final
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Annotated, Any, Final, Self
 
 import typer
 
@@ -30,6 +35,7 @@ EPILOG: Final = (
 )
 _PROGRESS_EVERY_S: Final = 0.1
 _ERRORS_SHOWN: Final = 5
+_READ_BYTES: Final = 1 << 18
 
 app = typer.Typer(add_completion=False, help="Send records from stdin, files or pipes.")
 
@@ -203,67 +209,114 @@ def produce(
 
     delivery = Delivery(topic, lambda merged: open_producer(bootstrap, merged), settings)
     began = clock.monotonic()
-    problem, interrupted = _send_all(delivery, reader, files or [Path("-")], whole=whole, quiet=quiet)
-    try:
-        settled = delivery.flush(timeout + 5)
-    except KeyboardInterrupt:
-        settled, interrupted = False, True
+    problem = None
+    with Interruptions() as interruptions:
+        try:
+            problem = _send_all(delivery, reader, files or [Path("-")], interruptions, whole=whole, quiet=quiet)
+            settled = delivery.flush(timeout + 5)
+        except KeyboardInterrupt:
+            settled = False
     unsettled = delivery.undelivered
     if not settled:
         delivery.abandon()
     _summarise(delivery, unsettled, clock.monotonic() - began, is_json=is_json, quiet=quiet)
     if problem:
         print_error(problem)
-    if interrupted:
+    if interruptions.asked:
         raise typer.Exit(130)
     if problem or delivery.failed or unsettled:
         raise typer.Exit(1)
 
 
+class Interruptions:
+    """Ctrl-C as something to look at: the first one is remembered, a second one raises KeyboardInterrupt.
+
+    An exception in the middle of a read would lose the lines that were read but not yet sent. So reads wait with
+    `wait_readable`, which a signal ends, and the loop looks at `asked` when no line is in its hands.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._wake_up, self._woken = socket.socketpair()
+
+    def __enter__(self) -> Self:
+        self._wake_up.setblocking(False)
+        self._woken.setblocking(False)
+        self._previous_fd = signal.set_wakeup_fd(self._woken.fileno(), warn_on_full_buffer=False)
+        self._previous = signal.signal(signal.SIGINT, self._on_signal)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        signal.signal(signal.SIGINT, self._previous)
+        signal.set_wakeup_fd(self._previous_fd)
+        self._wake_up.close()
+        self._woken.close()
+
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+
+    def wait_readable(self, fd: int) -> None:
+        """Return when `fd` has something to read, or a signal came."""
+        select.select([fd, self._wake_up], [], [])
+
+
 def _send_all(
-    delivery: Delivery, reader: LineReader, files: list[Path], *, whole: bool, quiet: bool
-) -> tuple[str | None, bool]:
-    """Read and send everything. Returns what stopped it early, and whether that was Ctrl-C."""
+    delivery: Delivery, reader: LineReader, files: list[Path], interruptions: Interruptions, *, whole: bool, quiet: bool
+) -> str | None:
+    """Read and send everything; returns what stopped it early, if something is wrong."""
     clock = SystemClock()
     with ExitStack() as stack:
         show = _progress(stack, files, quiet=quiet)
         read_bytes = 0
         due = clock.monotonic()
         try:
-            for place, line in _lines(files, whole=whole):
+            for place, line in _lines(files, interruptions, whole=whole):
                 read_bytes += len(line) + 1
                 try:
                     delivery.send(reader.record(line))
                 except CommandError as error:
-                    return f"{place}: {error}", False
+                    return f"{place}: {error}"
                 delivery.poll()
                 if delivery.failures:
-                    return "stopped at the first failure", False
+                    return "stopped at the first failure"
                 if show and clock.monotonic() >= due:
                     show(delivery, read_bytes)
                     due = clock.monotonic() + _PROGRESS_EVERY_S
-        except KeyboardInterrupt:
-            return None, True
         except OSError as error:
-            return f"{error.filename}: {error.strerror}" if error.filename else str(error), False
-    return None, False
+            return f"{error.filename}: {error.strerror}" if error.filename else str(error)
+    return None
 
 
-def _lines(files: list[Path], *, whole: bool) -> Iterator[tuple[str, bytes]]:
-    """Each line without its line feed, and where it stands, for error messages."""
+def _lines(files: list[Path], interruptions: Interruptions, *, whole: bool) -> Iterator[tuple[str, bytes]]:
+    """Each line without its line feed, and where it stands, for error messages. Ends early when interrupted."""
     for path in files:
         stdin = str(path) == "-"
         name = "stdin" if stdin else str(path)
-        stream: IO[bytes] = sys.stdin.buffer if stdin else path.open("rb")
-        try:
+        with sys.stdin.buffer if stdin else path.open("rb") as stream:
             if whole:
                 yield name, stream.read()
                 continue
-            for number, line in enumerate(stream, start=1):
-                yield f"{name}:{number}", line.removesuffix(b"\n")
-        finally:
-            if not stdin:
-                stream.close()
+            rest = b""
+            number = 0
+            while not interruptions.asked:
+                interruptions.wait_readable(stream.fileno())
+                if interruptions.asked:
+                    return  # what has been read is sent; the beginning of a line is not a line
+                chunk = os.read(stream.fileno(), _READ_BYTES)
+                *complete, rest = (rest + chunk).split(b"\n")
+                for line in complete:
+                    number += 1
+                    yield f"{name}:{number}", line
+                if not chunk:
+                    break
+            if rest and not interruptions.asked:
+                yield f"{name}:{number + 1}", rest
+        if interruptions.asked:
+            return
 
 
 def _progress(stack: ExitStack, files: list[Path], *, quiet: bool) -> Callable[[Delivery, int], None] | None:

@@ -6,7 +6,6 @@ pid. The first SIGINT or SIGTERM stops cleanly; a second one ends the process as
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import signal
@@ -35,16 +34,7 @@ def serve(config: BrokerConfig, *, pid_file: Path | None) -> None:
     """Start a broker, announce it, and return after it has been stopped by a signal."""
     import uvloop
 
-    try:
-        uvloop.run(_serve(config, pid_file))
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise CommandError(
-                f"the address is taken ({_listeners(config)}); choose another --port, or 0 for any"
-            ) from None
-        if error.errno in {errno.EACCES, errno.EADDRNOTAVAIL}:
-            raise CommandError(f"cannot listen or write: {error}") from None
-        raise
+    uvloop.run(_serve(config, pid_file))
 
 
 async def _serve(config: BrokerConfig, pid_file: Path | None) -> None:
@@ -82,7 +72,3 @@ def _write_pid(pid_file: Path | None) -> None:
 def _remove_pid(pid_file: Path | None) -> None:
     if pid_file is not None:
         pid_file.unlink(missing_ok=True)
-
-
-def _listeners(config: BrokerConfig) -> str:
-    return ", ".join(str(listener) for listener in config.listeners)

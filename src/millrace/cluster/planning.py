@@ -113,6 +113,9 @@ def plan_create_topics(
     make_id: Callable[[], uuid.UUID] = new_topic_id,
 ) -> Plan[list[TopicOutcome]]:
     """Create topics; see `NewTopic`."""
+    if len(topics) > MAX_PARTITIONS_PER_REQUEST:  # not worth the time to look at each
+        error = _too_many_partitions()
+        return Plan([TopicOutcome(topic.name, error) for topic in topics])
     asked = Counter(topic.name for topic in topics)
     taken: dict[str, str] = {}
     results: list[TopicOutcome] = []
@@ -127,12 +130,12 @@ def plan_create_topics(
             _check_configs(Scope.TOPIC, configs, config)
             topic_id = make_id()
             partitions = _new_topic_partitions(image, topic, config, topic_id)
-            partitions_left -= len(partitions)
-            if partitions_left < 0:
+            if len(partitions) > partitions_left:
                 raise _too_many_partitions()
         except ApiError as error:
             results.append(TopicOutcome(topic.name, error))
             continue
+        partitions_left -= len(partitions)
         metric = metric_name(topic.name)
         if metric is not None:
             taken[metric] = topic.name
@@ -167,9 +170,14 @@ def _given_configs(pairs: Iterable[tuple[str, str | None]]) -> dict[str, str]:
     configs: dict[str, str] = {}
     for name, value in pairs:
         if value is None:
-            raise ApiError(ErrorCode.INVALID_CONFIG, f"{name} has no value")
+            raise ApiError(ErrorCode.INVALID_CONFIG, f"{_short(name)} has no value")
         configs[name] = value
     return configs
+
+
+def _short(name: str) -> str:
+    """A name from a request, in an error text that must fit a string of the protocol."""
+    return name[:100]
 
 
 def _check_configs(scope: Scope, configs: Mapping[str, str], config: BrokerConfig) -> None:
@@ -360,12 +368,12 @@ def plan_create_partitions(image: ClusterImage, topics: Sequence[MorePartitions]
             if topic is None:
                 raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {wanted.name}")
             added = _added_partitions(image, topic, wanted)
-            partitions_left -= len(added)
-            if partitions_left < 0:
+            if len(added) > partitions_left:
                 raise _too_many_partitions()
         except ApiError as error:
             results.append(TopicOutcome(wanted.name, error))
             continue
+        partitions_left -= len(added)
         changes.append(PartitionsAdded(topic.topic_id, added))
         results.append(TopicOutcome(wanted.name, None, topic.topic_id, wanted.count, topic.replication_factor))
     return Plan(results, tuple(changes))
@@ -454,7 +462,7 @@ def _plan_alteration(image: ClusterImage, alteration: ConfigAlteration, config: 
         name for name, operation, value in alteration.operations if value is None and operation != AlterOp.DELETE
     ]
     if valueless:
-        raise ApiError(ErrorCode.INVALID_REQUEST, f"{', '.join(valueless)}: a value is needed")
+        raise ApiError(ErrorCode.INVALID_REQUEST, f"{_short(valueless[0])}: a value is needed")
     before = image.config(resource_type, alteration.name)
     after: dict[str, str] = {} if alteration.replace_all else dict(before)
     for name, operation, value in alteration.operations:
@@ -491,7 +499,7 @@ def _operate(scope: Scope, values: dict[str, str], name: str, operation: int, va
         setting = SETTINGS[scope].get(name)
         if setting is None or setting.kind is not Kind.LIST:
             verb = AlterOp(operation).name.lower()
-            raise ApiError(ErrorCode.INVALID_CONFIG, f"{name} is not a list, so {verb} makes no sense")
+            raise ApiError(ErrorCode.INVALID_CONFIG, f"{_short(name)} is not a list, so {verb} makes no sense")
         current = values.get(name, format_value(setting.default) or "")
         items = [item for item in current.split(",") if item]
         given = value.split(",")

@@ -84,7 +84,7 @@ def join(
 
 
 def create(group: ClassicGroup, now_ms: int) -> list[Effect]:
-    """A JoinGroup has made the group: an empty record makes it known to a later coordinator."""
+    """A first JoinGroup has been let in: an empty record makes the group known to a later coordinator."""
     group.state_timestamp_ms = now_ms
     return [Store(StoredGroup("", 0, None, None, now_ms), None)]
 

@@ -145,6 +145,11 @@ class ClassicGroup:
         return self.state is GroupState.EMPTY and not self.members and not self.pending_join
 
     @property
+    def is_simple(self) -> bool:
+        """Whether the group only keeps offsets: it has no record of its own and is gone with its last offset."""
+        return self.protocol_type is None and self.state_timestamp_ms == NO_TIMESTAMP and self.is_idle
+
+    @property
     def can_rebalance(self) -> bool:
         return self.state in _REACHED_FROM[GroupState.PREPARING_REBALANCE]
 

@@ -45,7 +45,7 @@ from millrace.groups.group import ClassicGroup, GroupState
 from millrace.groups.offsets import CommittedOffset, CommittedOffsets
 from millrace.groups.settings import GroupSettings
 from millrace.groups.timers import Timers
-from millrace.model import ZERO_UUID
+from millrace.model import NO_EPOCH, NO_TIMESTAMP, ZERO_UUID
 from millrace.replication.state_topic import Entry, StateTopic, breathe
 
 log = logging.getLogger(__name__)
@@ -176,7 +176,7 @@ class Shard:
         """Apply one record of the log."""
         match records.read_record(key, value, record_offset):
             case records.OffsetRecord(group_id, topic, partition, None):
-                self.offsets.remove(group_id, topic, partition)
+                self._remove_offset(group_id, topic, partition)
             case records.OffsetRecord(group_id, topic, partition, committed) if committed is not None:
                 self._put_offset(group_id, topic, partition, committed)
             case records.GroupRecord(group_id, None):
@@ -192,22 +192,19 @@ class Shard:
         """JoinGroup; waits for the rebalance. Cancellation drops the answer, not the membership."""
         now_ms = self._clock.wall_ms()
         group = self.groups.get(group_id)
-        created: list[Effect] = []
         if group is None:
             if request.member_id != NO_MEMBER_ID:
                 return JoinResult(ErrorCode.UNKNOWN_MEMBER_ID, request.member_id)
-            group = ClassicGroup(group_id)
-            created = classic.create(group, now_ms)
-            self.groups[group_id] = group
+            group = self.groups[group_id] = ClassicGroup(group_id)
+        was_simple = group.is_simple
         ticket = self._ticket()
         answer: asyncio.Future[JoinResult] = asyncio.get_running_loop().create_future()
         self._parked_joins[ticket] = answer
         self._perform(group, classic.join(group, request, ticket, self._settings, now_ms))
-        if created:
-            if group.is_idle:
-                del self.groups[group_id]
-            else:
-                self._perform(group, created)
+        if not group.is_idle and was_simple:
+            self._perform(group, classic.create(group, now_ms))
+        elif group.is_simple and not self.offsets.of_group(group_id):
+            del self.groups[group_id]
         return await answer
 
     async def sync(self, group_id: str, request: SyncRequest) -> SyncResult:
@@ -255,15 +252,16 @@ class Shard:
     async def commit(self, group_id: str, commits: Sequence[OffsetToCommit], expire_timestamp_ms: int) -> None:
         """Make offsets durable, then visible. ApiError: they may or may not become so. Cancellation stops neither."""
         now_ms = self._clock.wall_ms()
+        # A record that carries an expiry of its own has no room for the epoch and the topic's id.
+        has_expiry = expire_timestamp_ms != NO_TIMESTAMP
         values = [
             CommittedOffset(
                 offset=commit.offset,
-                leader_epoch=commit.leader_epoch,
+                leader_epoch=NO_EPOCH if has_expiry else commit.leader_epoch,
                 metadata=commit.metadata,
                 commit_timestamp_ms=now_ms,
                 expire_timestamp_ms=expire_timestamp_ms,
-                # A record that carries an expiry has no room for the topic's id.
-                topic_id=commit.topic_id if expire_timestamp_ms < 0 else ZERO_UUID,
+                topic_id=ZERO_UUID if has_expiry else commit.topic_id,
             )
             for commit in commits
         ]
@@ -349,7 +347,7 @@ class Shard:
 
             def apply(_: int, part: list[tuple[str, int]] = part) -> None:
                 for topic, partition in part:
-                    self.offsets.remove(group_id, topic, partition)
+                    self._remove_offset(group_id, topic, partition)
 
             keys = [records.offset_key(group_id, topic, partition) for topic, partition in part]
             pending.append(self._write_later([(key, None) for key in keys], apply))
@@ -452,6 +450,12 @@ class Shard:
             self.groups[group_id] = ClassicGroup(group_id)
         self.offsets.put(group_id, topic, partition, committed)
 
+    def _remove_offset(self, group_id: str, topic: str, partition: int) -> None:
+        self.offsets.remove(group_id, topic, partition)
+        group = self.groups.get(group_id)
+        if group is not None and group.is_simple and not self.offsets.of_group(group_id):
+            del self.groups[group_id]
+
     # Effects
 
     def _perform(self, group: ClassicGroup, effects: Sequence[Effect]) -> None:
@@ -481,7 +485,7 @@ class Shard:
         )
 
     def _stored(self, group: ClassicGroup, token: int | None, error: ErrorCode) -> None:
-        if error is not ErrorCode.NONE:
+        if error is not ErrorCode.NONE and self.state is ShardState.ACTIVE:
             log.warning("the record of %r was not written: %s", group, error.name)
         if token is not None:
             self._perform(group, classic.stored(group, token, error, self._settings, self._clock.wall_ms()))

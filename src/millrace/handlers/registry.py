@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from millrace.errors import ErrorCode, ProtocolError
+from millrace.errors import ErrorCode
 from millrace.handlers.context import RequestContext
 from millrace.wire import frame
 from millrace.wire.codec import decode
@@ -103,11 +103,10 @@ def api(
 
 
 def _declared_decoder(request: type[Any]) -> Decoder:
+    """Bytes behind the body are ignored, as in Kafka: librdkafka's request for the metadata of all topics has some."""
+
     def decode_declared(version: int, buffer: memoryview, pos: int) -> Any:
-        message, end = decode(request, version, buffer, pos)
-        if end != len(buffer):
-            raise ProtocolError(f"{request.__name__} v{version}: {len(buffer) - end} bytes after the request body")
-        return message
+        return decode(request, version, buffer, pos)[0]
 
     return decode_declared
 

@@ -54,6 +54,7 @@ class Database:
         self._thread: ThreadPoolExecutor | None = None
         self._news = asyncio.Event()
         self._sessions = 0
+        self._opening = asyncio.Lock()
 
     def __repr__(self) -> str:
         return (
@@ -62,20 +63,25 @@ class Database:
 
     async def attach(self) -> None:
         """Open at the first session."""
-        self._sessions += 1
-        if self._sessions > 1:
-            return
-        if self.path is not None:
-            self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="millrace-metadata")
-        try:
-            self._connection = await self.run(self._connect)
-            self.controller_epoch, self.last_index = await self.run(self._read_position)
-        except BaseException:
-            await self.detach()
-            raise
+        async with self._opening:
+            self._sessions += 1
+            if self._sessions > 1:
+                return
+            if self.path is not None:
+                self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="millrace-metadata")
+            try:
+                self._connection = await self.run(self._connect)
+                self.controller_epoch, self.last_index = await self.run(self._read_position)
+            except BaseException:
+                await self._close_if_last()
+                raise
 
     async def detach(self) -> None:
         """Close with the last session."""
+        async with self._opening:
+            await self._close_if_last()
+
+    async def _close_if_last(self) -> None:
         self._sessions -= 1
         if self._sessions:
             return
@@ -199,12 +205,13 @@ class EmbeddedStore:
                 _check_epoch(connection, controller_epoch)
                 index = _last_index(connection) + 1
                 connection.execute("INSERT INTO deltas VALUES (?, ?, ?)", (index, controller_epoch, delta))
+            database.last_index = index  # here, not after the await: a cancelled caller's delta is in the log too
             return index
 
-        index = await database.run(write)
-        database.last_index = max(database.last_index, index)
-        database.announce()
-        return index
+        try:
+            return await database.run(write)
+        finally:
+            database.announce()
 
     async def end(self) -> int:
         return self.database.last_index

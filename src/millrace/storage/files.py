@@ -216,20 +216,6 @@ class Files:
         except OSError as error:
             raise _failed("read", path, error) from error
 
-    def read_tail(self, path: Path, size_bytes: int) -> bytes | None:
-        """The last bytes of a file whose size is a multiple of `size_bytes`; None where that is not so."""
-        try:
-            with path.open("rb") as file:
-                size = file.seek(0, os.SEEK_END)
-                if not size or size % size_bytes:
-                    return None
-                file.seek(size - size_bytes)
-                return file.read(size_bytes)
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise _failed("read", path, error) from error
-
     def rename(self, source: Path, target: Path) -> None:
         try:
             self.sys_rename(source, target)

@@ -23,7 +23,7 @@ from millrace.model import NO_TIMESTAMP
 from millrace.records.batch import HEADER, HEADER_BYTES, LOG_OVERHEAD_BYTES, MAGIC, MIN_BATCH_LENGTH, BatchHeader
 from millrace.records.compression import Buffer
 from millrace.storage.files import DiskFile, Files
-from millrace.storage.index import TIME_ENTRY, TIME_ENTRY_BYTES, OffsetIndex, TimeIndex, TimestampOffset
+from millrace.storage.index import TIME_ENTRY_BYTES, OffsetIndex, TimeIndex, TimestampOffset
 from millrace.storage.txnindex import TransactionIndex
 
 logger = logging.getLogger(__name__)
@@ -237,10 +237,10 @@ class Segment:
         times = TimeIndex.parse(time_data) if time_data is not None else None
         if offsets is not None and len(offsets) and not self._is_batch(offsets.positions[-1], offsets.offsets[-1]):
             offsets = None
-        if offsets is None or times is None or (self.sealed and not len(times)):
-            logger.warning("the index of %s is missing or damaged and is rebuilt", self.log_file.path)
-            offsets, times = self.build_indexes()
         self._offset_index, self._time_index = offsets, times
+        if offsets is None or times is None or (self.sealed and not self._is_largest(times.last())):
+            logger.warning("the index of %s is missing or damaged and is rebuilt", self.log_file.path)
+            offsets, times = self._offset_index, self._time_index = self.build_indexes()
         if self.sealed:
             self.cache.touch(self)
         return offsets, times
@@ -262,7 +262,7 @@ class Segment:
         indexed, found = self.offset_index.floor(position)
         if found <= floor:
             return floor
-        if not self._is_batch(found, indexed):
+        if found > position or not self._is_batch(found, indexed):
             self.rebuild_indexes()
             return self.batch_boundary(position, floor)
         return found
@@ -276,7 +276,7 @@ class Segment:
         if entry.offset + self.base_offset >= offset:
             # An index has no checksum: its word is taken only if the batch it speaks of agrees.
             batch = next(self.walk(position, HEADER_BYTES), None)
-            if batch is None or batch.header.max_timestamp_ms != entry.timestamp_ms:
+            if batch is None or not batch.header.max_timestamp_ms == entry.timestamp_ms < timestamp_ms:
                 self.rebuild_indexes()
                 return self.locate(offset)
         return position
@@ -301,7 +301,7 @@ class Segment:
     def largest_timestamp(self) -> TimestampOffset:
         """The largest timestamp in the segment and the last offset of its batch; (-1, base) where there is none."""
         if self.max_timestamp is None:
-            last = self._last_time_entry()
+            last = self.time_index.last()
             self.max_timestamp = (
                 TimestampOffset(NO_TIMESTAMP, self.base_offset)
                 if last is None
@@ -309,24 +309,14 @@ class Segment:
             )
         return self.max_timestamp
 
-    def _last_time_entry(self) -> TimestampOffset | None:
-        """The end of the time index; of a sealed segment only those bytes are read."""
-        if self._time_index is None and self.sealed:
-            data = self._files.read_tail(self.path(TIME_INDEX_SUFFIX), TIME_ENTRY_BYTES)
-            if data is not None and len(data) == TIME_ENTRY_BYTES:
-                entry = TimestampOffset(*TIME_ENTRY.unpack(data))
-                if self._is_largest(entry):
-                    return entry
-                self.rebuild_indexes()
-        return self.time_index.last()
-
-    def _is_largest(self, entry: TimestampOffset) -> bool:
-        """Whether a time index's last entry is true and not the last one of a cut file.
+    def _is_largest(self, entry: TimestampOffset | None) -> bool:
+        """Whether a sealed segment's last time entry is true, and not the last one of a file that was cut.
 
         The look at what follows it is bounded: with timestamps out of order that could be the whole segment.
         """
-        if not 0 <= entry.offset <= MAX_RELATIVE_OFFSET:
-            return False
+        if entry is None:
+            batch = next(self.walk(0, HEADER_BYTES), None)
+            return batch is None or batch.header.max_timestamp_ms < 0
         first = self.locate(entry.offset + self.base_offset)
         for position, header in self.walk(first, _SEARCH_CHUNK_BYTES):
             if position == first:
@@ -378,7 +368,7 @@ class Segment:
         end = self.size_bytes
         chunk = b""
         chunk_start = position
-        if indexed >= 0 and not self._is_batch(position, indexed):
+        if indexed >= 0 and not (indexed <= offset - self.base_offset and self._is_batch(position, indexed)):
             self.rebuild_indexes()
             return self.locate(offset)
         while position < end:

@@ -170,7 +170,8 @@ class Cluster:
         broker = Broker(config, store=EmbeddedStore(self._database))
         await broker.start()
         self._broker = broker
-        self._port = int(broker.bootstrap.rpartition(":")[2])
+        # Not `broker.bootstrap`: a test may advertise another address, for a proxy in between.
+        self._port = broker._listeners[0].port  # noqa: SLF001
 
     async def _stop_broker(self) -> None:
         broker, self._broker = self._broker, None

@@ -182,7 +182,7 @@ def _count(buf: memoryview, pos: int, end: int, *, flexible: bool, min_element_b
 
 
 def read_produce(version: int, buf: memoryview, pos: int) -> ProduceCall:
-    """Decode a Produce request body, v3 to v13, that fills `buf` from `pos` to its end."""
+    """Decode a Produce request body, v3 to v13, that begins at `pos`; bytes behind it are ignored, as in Kafka."""
     try:
         return _read_produce(version, buf, pos)
     except (struct.error, IndexError):
@@ -229,8 +229,6 @@ def _read_produce(version: int, buf: memoryview, pos: int) -> ProduceCall:
             pos = _skip_tags(buf, pos, end)
     if flexible:
         pos = _skip_tags(buf, pos, end)
-    if pos != end:
-        raise ProtocolError(f"{end - pos} bytes after a Produce request")
     return ProduceCall(transactional_id, acks, timeout_ms, topics)
 
 
@@ -244,7 +242,7 @@ _SESSION: Final = struct.Struct(">ii")
 
 
 def read_fetch(version: int, buf: memoryview, pos: int) -> FetchCall:
-    """Decode a Fetch request body, v4 to v18, that fills `buf` from `pos` to its end."""
+    """Decode a Fetch request body, v4 to v18, that begins at `pos`; bytes behind it are ignored, as in Kafka."""
     try:
         return _read_fetch(version, buf, pos)
     except (struct.error, IndexError):
@@ -291,8 +289,6 @@ def _read_fetch(version: int, buf: memoryview, pos: int) -> FetchCall:
             raise ProtocolError("the rack id is null")
     if flexible:
         replica_id, pos = _read_fetch_tags(version, buf, pos, end, replica_id)
-    if pos != end:
-        raise ProtocolError(f"{end - pos} bytes after a Fetch request")
     return FetchCall(
         replica_id, max_wait_ms, min_bytes, max_bytes, isolation_level, session_id, session_epoch, topics, forgotten,
         rack_id or "",

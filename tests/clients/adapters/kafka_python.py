@@ -146,7 +146,10 @@ class KafkaPythonAdmin:
         return {name: entry["value"] for name, entry in found["topic"][topic].items()}
 
     def set_topic_config(self, topic: str, name: str, value: str) -> None:
-        self._admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, configs={name: value})])
+        resource = ConfigResource(ConfigResourceType.TOPIC, topic, configs={name: value})
+        outcome = self._admin.alter_configs([resource])["topic"][topic]
+        if outcome != "OK":
+            raise RuntimeError(outcome)
 
     def delete_records(self, partition: Partition, before_offset: int) -> int:
         (found,) = self._admin.delete_records({TopicPartition(*partition): before_offset}).values()

@@ -6,7 +6,6 @@ import time
 import uuid
 
 import pytest
-from support.metadata import cluster_of
 
 from millrace.cluster.image import ClusterImage, metric_name
 from millrace.errors import StorageError
@@ -18,6 +17,7 @@ from millrace.metadata.deltas import (
     TopicCreated,
     TopicDeleted,
 )
+from support.metadata import cluster_of
 
 STATE = PartitionState((1,), (1,), 1)
 

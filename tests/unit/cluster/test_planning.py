@@ -9,7 +9,6 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.metadata import cluster_of
 
 from millrace.cluster.image import ClusterImage
 from millrace.cluster.planning import (
@@ -30,6 +29,7 @@ from millrace.cluster.planning import (
 from millrace.config import BrokerConfig, topic_config
 from millrace.errors import ApiError, ErrorCode
 from millrace.metadata.deltas import ConfigChanged, ResourceType
+from support.metadata import cluster_of
 
 CONFIG = BrokerConfig()
 TOPIC, BROKER, GROUP, METRICS = (
@@ -121,7 +121,10 @@ def test_topics_that_cannot_be(topic: NewTopic, code: ErrorCode) -> None:
 
 
 def test_partitions_per_request_are_limited_in_all() -> None:
-    assert create(NewTopic("a", 6000), NewTopic("b", 6000)) == [ErrorCode.NONE, ErrorCode.POLICY_VIOLATION]
+    none, too_many = ErrorCode.NONE, ErrorCode.POLICY_VIOLATION
+    assert create(NewTopic("a", 6000), NewTopic("b", 6000), NewTopic("c", 4000)) == [none, too_many, none]
+    assert create(NewTopic("a", 10_000), NewTopic("b")) == [none, too_many]
+    assert create(*(NewTopic(f"t{number}") for number in range(10_001))) == [too_many] * 10_001
 
 
 def test_named_replicas() -> None:
@@ -164,7 +167,9 @@ def test_internal_topics_fit_the_cluster(brokers: int) -> None:
 def test_deletion_by_name_and_by_id() -> None:
     image = with_topics(cluster_of(1), NewTopic("a", configs=(("retention.ms", "1"),)), NewTopic("b"), NewTopic("c"))
     b, c = image.topics["b"].topic_id, image.topics["c"].topic_id
-    plan = plan_delete_topics(image, [TopicRef("a"), TopicRef(topic_id=b), TopicRef("zz"), TopicRef(topic_id=uuid.UUID(int=5))])
+    plan = plan_delete_topics(
+        image, [TopicRef("a"), TopicRef(topic_id=b), TopicRef("zz"), TopicRef(topic_id=uuid.UUID(int=5))]
+    )
     assert codes(plan.results) == [
         ErrorCode.NONE, ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID,
     ]  # fmt: skip
@@ -354,4 +359,4 @@ def test_every_plan_applies_to_the_image_it_was_made_from(
     image = image.apply(deleted.changes)
     for ref, outcome in zip(doomed, deleted.results, strict=True):
         assert outcome.error is not None or ref.name not in image.topics
-    assert len(set(map(len, (image.topics, image.topics_by_id)))) == 1
+    assert len(image.topics) == len(image.topics_by_id)

@@ -28,7 +28,7 @@ def test_the_key_of_an_offset() -> None:
 
 
 def test_the_value_of_an_offset_is_version_4_with_the_topic_id_as_a_tag() -> None:
-    committed = CommittedOffset(42, leader_epoch=7, metadata="m", commit_timestamp_ms=1_700_000_000_000, topic_id=TOPIC_ID)
+    committed = CommittedOffset(42, 7, "m", commit_timestamp_ms=1_700_000_000_000, topic_id=TOPIC_ID)
     assert records.offset_value(committed) == bytes.fromhex(
         "0004"
         "000000000000002a"  # offset
@@ -124,7 +124,9 @@ def test_older_group_values_are_read() -> None:
     member = records.GroupMetadataValue.MemberMetadata(
         member_id="m", client_id="c", client_host="h", session_timeout=10, subscription=b"s", assignment=b"a"
     )
-    value = records.GroupMetadataValue(protocol_type="consumer", generation=1, protocol="range", leader="m", members=[member])
+    value = records.GroupMetadataValue(
+        protocol_type="consumer", generation=1, protocol="range", leader="m", members=[member]
+    )
     for version in range(4):
         raw = version.to_bytes(2, "big") + encode(value, version)
         record = records.read_record(records.group_key("g"), raw, 0)
@@ -199,7 +201,8 @@ def test_offsets_come_back_as_they_were(group: str, topic: str, partition: int, 
     ),
 )  # fmt: skip
 def test_groups_come_back_as_they_were(group_id: str, group: StoredGroup) -> None:
-    assert records.read_record(records.group_key(group_id), records.group_value(group), 0) == GroupRecord(group_id, group)
+    key, value = records.group_key(group_id), records.group_value(group)
+    assert records.read_record(key, value, 0) == GroupRecord(group_id, group)
 
 
 @settings(max_examples=300, deadline=None)

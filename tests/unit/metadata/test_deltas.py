@@ -9,7 +9,6 @@ from typing import get_args
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.metadata import endpoints, partition_states, small_ints, texts, uuids
 
 from millrace.errors import StorageError
 from millrace.metadata import deltas
@@ -31,15 +30,20 @@ from millrace.metadata.deltas import (
     decode,
     encode,
 )
+from support.metadata import endpoints, partition_states, small_ints, texts, uuids
 
 several_partitions = st.lists(partition_states, max_size=4).map(tuple)
 changes = st.one_of(
     st.builds(ClusterCreated, texts),
     st.builds(ControllerChanged, small_ints, small_ints),
     st.builds(
-        BrokerRegistered, small_ints, st.integers(0, 2**63 - 1), st.lists(endpoints, max_size=2).map(tuple),
-        st.none() | texts, st.booleans(),
-    ),  # fmt: skip
+        BrokerRegistered,
+        small_ints,
+        st.integers(0, 2**63 - 1),
+        st.lists(endpoints, max_size=2).map(tuple),
+        st.none() | texts,
+        st.booleans(),
+    ),
     st.builds(BrokerFenced, small_ints, st.integers(0, 2**63 - 1), st.booleans()),
     st.builds(BrokerUnregistered, small_ints),
     st.builds(TopicCreated, texts, uuids, several_partitions),
@@ -47,9 +51,11 @@ changes = st.one_of(
     st.builds(PartitionsAdded, uuids, several_partitions),
     st.builds(PartitionChanged, uuids, st.integers(0, 9999), partition_states),
     st.builds(
-        ConfigChanged, st.sampled_from(ResourceType), texts,
+        ConfigChanged,
+        st.sampled_from(ResourceType),
+        texts,
         st.lists(st.tuples(texts, st.none() | texts), max_size=3).map(tuple),
-    ),  # fmt: skip
+    ),
     st.builds(ProducerIdsAllocated, small_ints, st.integers(0, 2**63 - 1), st.integers(0, 1000)),
 )
 
@@ -74,7 +80,10 @@ def test_the_format_is_readable_and_stable() -> None:
         "v": 1,
         "changes": [
             ["topic_created", {"name": "orders", "topic_id": topic_id.hex, "partitions": [[[1, 2], [1], 1, 3, 4]]}],
-            ["config_changed", {"type": "TOPIC", "name": "orders", "values": [["retention.ms", "5"], ["flush.mode", None]]}],
+            [
+                "config_changed",
+                {"type": "TOPIC", "name": "orders", "values": [["retention.ms", "5"], ["flush.mode", None]]},
+            ],
         ],
     }
 

@@ -28,7 +28,9 @@ async def test_a_second_process_is_refused(tmp_path: Path) -> None:
     await again.close()
 
 
-@pytest.mark.parametrize("damage", [b"this is not a database, but it is long enough" * 200, b"SQLite format 3\x00" * 300])
+@pytest.mark.parametrize(
+    "damage", [b"this is not a database, but it is long enough" * 200, b"SQLite format 3\x00" * 300]
+)
 async def test_a_damaged_file_is_a_clear_error(tmp_path: Path, damage: bytes) -> None:
     path = tmp_path / "metadata.db"
     path.write_bytes(damage)
@@ -72,8 +74,8 @@ async def test_a_committed_delta_is_in_the_write_ahead_log_at_once(tmp_path: Pat
         await copy.open()
         assert await copy.end() == number
         await copy.close()
-        for file in crashed.iterdir():
-            file.unlink()
+        for left in crashed.iterdir():
+            left.unlink()
         crashed.rmdir()
     await store.close()
 

@@ -11,10 +11,10 @@ from contextlib import aclosing
 from pathlib import Path
 
 import pytest
-from support.metadata import ENDPOINT
 
 from millrace.metadata.embedded import Database, EmbeddedStore
 from millrace.metadata.store import BrokerRegistration, Fenced, Member, Membership, MetadataStore, Snapshot, Trimmed
+from support.metadata import ENDPOINT
 
 NewSession = Callable[[], MetadataStore]
 

@@ -1,0 +1,73 @@
+"""Calls the handlers of groups and offsets with a coordinator behind them, through the codec both ways."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from millrace.clock import ManualClock
+from millrace.groups.coordinator import GroupCoordinator
+from millrace.groups.settings import GroupSettings
+from millrace.handlers.context import RequestContext
+from millrace.replication.state_topic import breathe
+from millrace.wire.codec import decode, encode
+from millrace.wire.frame import RequestHeader
+from support.handling import Handling, handling
+from support.state_topic import FakeTopic
+
+PARTITIONS = 3
+
+
+@dataclass
+class GroupHandling:
+    """A controller and a group coordinator on a clock and a log that the test holds."""
+
+    handling: Handling
+    groups: GroupCoordinator
+    clock: ManualClock
+    log: FakeTopic
+
+    async def call(self, handler: Callable[..., Any], request: Any, version: int, *, client_id: str = "app") -> Any:
+        """The response to `request`, both of them encoded and decoded at `version`."""
+        sent, _ = decode(type(request), version, memoryview(encode(request, version)), 0)
+        context = RequestContext(
+            broker=self.handling.services,
+            header=RequestHeader(int(request.api_key), version, 1, client_id),
+            version=version,
+            client_host="10.0.0.7",
+            listener="PLAINTEXT",
+        )
+        answer = handler(context, sent)
+        if inspect.isawaitable(answer):
+            answer = await answer
+        received, _ = decode(type(answer), version, memoryview(encode(answer, version)), 0)
+        return received
+
+    def start(self, handler: Callable[..., Any], request: Any, version: int, **changes: Any) -> asyncio.Future[Any]:
+        """A request that waits."""
+        return asyncio.ensure_future(self.call(handler, request, version, **changes))
+
+    async def advance(self, seconds: float) -> None:
+        """Let everything come to rest, move time, and again."""
+        for _ in range(20):
+            await breathe()
+        self.clock.advance(seconds)
+        for _ in range(20):
+            await breathe()
+
+
+@asynccontextmanager
+async def group_handling() -> AsyncIterator[GroupHandling]:
+    clock, log = ManualClock(), FakeTopic(PARTITIONS)
+    groups = GroupCoordinator(clock=clock, settings=GroupSettings(), state_topic=log.topic)
+    settings = {"offsets.topic.num.partitions": str(PARTITIONS), "offsets.topic.replication.factor": "1"}
+    async with handling(settings, groups=groups, clock=clock) as on:
+        for index in range(PARTITIONS):
+            groups.partition_became_leader(index)
+        await groups.loaded()
+        yield GroupHandling(on, groups, clock, log)
+        await groups.stop()

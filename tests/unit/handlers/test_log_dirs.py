@@ -1,0 +1,50 @@
+"""DescribeLogDirs, at every version."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from millrace.errors import ErrorCode, StorageError
+from millrace.handlers.log_dirs import describe_log_dirs
+from millrace.model import TopicPartition
+from millrace.storage.logdirs import DirectoryDescription, LogDescription
+from millrace.wire.messages.log_dirs import DescribeLogDirsRequest
+from support.handling import handling
+
+DIRECTORIES = [
+    DirectoryDescription(
+        Path("/data/one"), None, 1000, 400,
+        (
+            LogDescription(TopicPartition("a", 0), 10, 1),
+            LogDescription(TopicPartition("a", 1), 20, 2),
+            LogDescription(TopicPartition("b", 0), 30, 3),
+        ),
+    ),
+    DirectoryDescription(Path("/data/two"), StorageError("worn out"), -1, -1, ()),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("version", range(1, 6))
+async def test_describe(version: int) -> None:
+    log_dirs = SimpleNamespace(describe=lambda: DIRECTORIES)
+    replicas = SimpleNamespace(get=lambda topic, index: object() if topic == "a" else None)
+    async with handling(log_dirs=log_dirs, replicas=replicas) as on:
+        response = await on.call(describe_log_dirs, DescribeLogDirsRequest(topics=None), version)
+        one, two = response.results
+        assert (one.log_dir, two.log_dir) == ("/data/one", "/data/two")
+        assert (one.error_code, two.error_code) == (0, ErrorCode.KAFKA_STORAGE_ERROR)
+        assert [
+            (topic.name, [(p.partition_index, p.partition_size, p.offset_lag) for p in topic.partitions])
+            for topic in one.topics
+        ] == [("a", [(0, 10, 0), (1, 20, 0)]), ("b", [(0, 30, -1)])]
+        assert two.topics == []
+        if version >= 4:
+            assert (one.total_bytes, one.usable_bytes, two.total_bytes) == (1000, 400, -1)
+        wanted = DescribeLogDirsRequest.DescribableLogDirTopic(topic="a", partitions=[1, 7])
+        response = await on.call(describe_log_dirs, DescribeLogDirsRequest(topics=[wanted]), version)
+        assert [(t.name, [p.partition_index for p in t.partitions]) for t in response.results[0].topics] == [("a", [1])]
+        response = await on.call(describe_log_dirs, DescribeLogDirsRequest(topics=[]), version)
+        assert response.results[0].topics == []

@@ -1,0 +1,169 @@
+"""Group commit: one sync covers what became dirty meanwhile; nothing counts before its sync."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from millrace.clock import ManualClock, SystemClock
+from millrace.storage.files import Files
+from millrace.storage.flusher import Flusher
+from millrace.storage.log import FlushMode, Log, LogConfig
+from support.batches import NOW_MS, batch
+
+CONFIG = LogConfig(flush_mode=FlushMode.GROUP)
+
+
+class SlowFiles(Files):
+    """A disk whose data syncs wait for permission."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.syncs = 0
+        self.began = threading.Event()
+        self.go = threading.Event()
+
+    def sys_datasync(self, path: Path, fd: int) -> None:
+        if path.suffix != ".log":
+            return
+        self.began.set()
+        self.go.wait(30)
+        self.syncs += 1
+
+
+def make(tmp_path: Path, files: Files, name: str = "topic-0", config: LogConfig = CONFIG) -> Log:
+    directory = tmp_path / name
+    directory.mkdir()
+    return Log.open(directory, config, clock=ManualClock(), files=files)
+
+
+def add(log: Log, count: int = 1) -> None:
+    for _ in range(count):
+        log.append(batch(1), leader_epoch=0, now_ms=NOW_MS)
+
+
+async def flushed_to(log: Log, offset: int) -> None:
+    while log.flushed_offset < offset:
+        event = asyncio.Event()
+        log.on_flushed.append(event.set)
+        await event.wait()
+        log.on_flushed.remove(event.set)
+
+
+async def test_one_sync_covers_all_appends_made_while_the_disk_was_busy(tmp_path: Path) -> None:
+    files = SlowFiles()
+    log = make(tmp_path, files)
+    flusher = Flusher("d", files=files, clock=SystemClock())
+    flusher.start()
+    log.request_flush = flusher.request
+    add(log)
+    await asyncio.to_thread(files.began.wait)
+    add(log, 99)
+    assert log.flushed_offset == 0
+    files.go.set()
+    await flushed_to(log, 100)
+    assert files.syncs == 2
+    assert log.flushed == log.end
+    await flusher.stop()
+    log.close()
+
+
+async def test_stop_flushes_what_is_dirty(tmp_path: Path) -> None:
+    files = Files()
+    logs = [make(tmp_path, files, f"t-{i}") for i in range(5)]
+    flusher = Flusher("d", files=files, clock=SystemClock())
+    flusher.start()
+    for log in logs:
+        log.request_flush = flusher.request
+        add(log, 3)
+    await flusher.stop()
+    await flusher.stop()
+    assert [log.flushed_offset for log in logs] == [3] * 5
+
+
+async def test_truncation_during_a_sync_does_not_count_as_flushed(tmp_path: Path) -> None:
+    files = SlowFiles()
+    log = make(tmp_path, files)
+    flusher = Flusher("d", files=files, clock=SystemClock())
+    flusher.start()
+    log.request_flush = flusher.request
+    add(log, 10)
+    await asyncio.to_thread(files.began.wait)
+    log.truncate_to(4)
+    files.go.set()
+    await flushed_to(log, 4)
+    assert log.flushed_offset == 4 == log.end_offset
+    await flusher.stop()
+    log.close()
+
+
+async def test_interval_mode_waits(tmp_path: Path) -> None:
+    files = Files()
+    clock = ManualClock()
+    log = make(tmp_path, files, config=replace(CONFIG, flush_mode=FlushMode.INTERVAL, flush_interval_ms=500))
+    flusher = Flusher("d", files=files, clock=clock)
+    flusher.start()
+    log.request_flush = flusher.request
+    add(log, 3)
+    clock.advance(0.499)
+    await asyncio.sleep(0)
+    assert log.flushed_offset == 0
+    clock.advance(0.001)
+    await flushed_to(log, 3)
+    add(log)
+    await flusher.stop()
+    assert log.flushed_offset == 4
+
+
+async def test_os_mode_syncs_only_rolled_segments(tmp_path: Path) -> None:
+    files = Files()
+    log = make(tmp_path, files, config=LogConfig(flush_mode=FlushMode.OS, segment_bytes=500))
+    checkpoints: list[int] = []
+    flusher = Flusher(
+        "d", files=files, clock=SystemClock(), checkpoint=lambda: lambda: checkpoints.append(log.flushed_offset)
+    )
+    flusher.start()
+    log.request_flush = flusher.request
+    add(log, 2)
+    assert not log.segment_count > 1
+    while log.segment_count == 1:
+        add(log)
+    await flushed_to(log, 1)
+    await flusher.stop()
+    assert checkpoints and checkpoints[0] >= 1
+    log.close()
+
+
+async def test_a_segment_deleted_during_its_sync_is_harmless(tmp_path: Path) -> None:
+    files = SlowFiles()
+    log = make(tmp_path, files, config=replace(CONFIG, segment_bytes=300, retention_ms=1))
+    flusher = Flusher("d", files=files, clock=SystemClock())
+    flusher.start()
+    log.request_flush = flusher.request
+    add(log, 10)
+    await asyncio.to_thread(files.began.wait)
+    log.enforce_retention(NOW_MS + 10_000)
+    flusher.forget(log)
+    files.go.set()
+    await flusher.stop()
+    assert flusher.failure is None
+    assert files.open_count <= 1
+    log.close()
+
+
+@pytest.mark.parametrize("workers", [50])
+async def test_many_logs_share_a_flush(tmp_path: Path, workers: int) -> None:
+    files = Files()
+    flusher = Flusher("d", files=files, clock=SystemClock())
+    flusher.start()
+    logs = [make(tmp_path, files, f"t-{i}") for i in range(workers)]
+    for log in logs:
+        log.request_flush = flusher.request
+        add(log)
+    await asyncio.gather(*(flushed_to(log, 1) for log in logs))
+    assert flusher.flushes <= 2
+    await flusher.stop()

@@ -1,0 +1,315 @@
+"""Data directories: lazy starts, checkpoints, deletion, locks, directories and logs that are damaged."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from millrace.clock import ManualClock, SystemClock
+from millrace.errors import ConfigError, CorruptLogError, StorageError
+from millrace.model import TopicPartition
+from millrace.storage.files import Files
+from millrace.storage.log import FlushMode, Log, LogConfig
+from millrace.storage.logdirs import LogDirs
+from support.batches import NOW_MS, batch
+from support.disk import FaultyFiles, fast_directory
+
+CONFIG = LogConfig(flush_mode=FlushMode.OS)
+TP = TopicPartition("topic", 0)
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    with fast_directory() as path:
+        yield path
+
+
+def open_dirs(*paths: Path, files: Files | None = None, config: LogConfig = CONFIG, **more: object) -> LogDirs:
+    return LogDirs.open(
+        paths,
+        node_id=more.pop("node_id", 1),  # type: ignore[arg-type]
+        clock=ManualClock(),
+        config=config,
+        files=files or Files(sync=False),
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def add(log: Log, count: int = 1) -> None:
+    for _ in range(count):
+        log.append(batch(1), leader_epoch=0, now_ms=NOW_MS)
+
+
+class TestStartAndStop:
+    def test_a_clean_restart_reads_no_partition(self, root: Path) -> None:
+        dirs = open_dirs(root)
+        for index in range(5):
+            add(dirs.create_log(TopicPartition("topic", index), uuid.uuid4()), index)
+        dirs.close({TP: 0})
+        assert (root / ".kafka_cleanshutdown").read_text() == '{"version":0,"brokerEpoch":-1}'
+        assert (root / "recovery-point-offset-checkpoint").read_text().startswith("0\n5\ntopic 0 0\ntopic 1 1\n")
+        files = FaultyFiles(root)
+        files.fail("pread", match="topic", times=-1)
+        files.fail("read_file", match="topic-", times=-1)
+        files.fail("open", match="topic-", times=-1)
+        dirs = open_dirs(root, files=files)
+        assert dirs.clean_start
+        assert {tp.partition: log.end_offset for tp, log in dirs.logs().items()} == {i: i for i in range(5)}
+        assert not (root / ".kafka_cleanshutdown").exists()
+        assert dirs.high_watermarks == {TP: 0}
+        files.heal()
+        add(dirs.logs()[TopicPartition("topic", 3)])
+        dirs.close()
+
+    def test_a_killed_broker_recovers(self, root: Path) -> None:
+        dirs = open_dirs(root)
+        log = dirs.create_log(TP, uuid.uuid4())
+        add(log, 3)
+        dirs.checkpoint()
+        add(log, 4)
+        log.delete_records_before(2)
+        dirs.checkpoint_start_offsets()
+        dirs.abandon()
+        dirs = open_dirs(root)
+        assert not dirs.clean_start
+        log = dirs.logs()[TP]
+        assert (log.start_offset, log.end_offset, log.flushed_offset) == (2, 7, 0)
+        assert log.dirty
+        dirs.close()
+        assert open_dirs(root).clean_start
+
+    def test_two_thousand_partitions_start_quickly(self, root: Path) -> None:
+        dirs = open_dirs(root)
+        for index in range(2000):
+            add(dirs.create_log(TopicPartition("many", index), uuid.uuid4()))
+        dirs.close()
+        started = time.perf_counter()
+        files = Files(sync=False)
+        dirs = open_dirs(root, files=files)
+        assert time.perf_counter() - started < 1
+        assert len(dirs.logs()) == 2000 and files.open_count == 0
+        dirs.abandon()
+
+    def test_creation_is_cheap(self, root: Path) -> None:
+        files = FaultyFiles(root)
+        dirs = open_dirs(root, files=files)
+        files.calls.clear()
+        started = time.perf_counter()
+        for index in range(50):
+            dirs.create_log(TopicPartition("__consumer_offsets", index), uuid.uuid4())
+        assert time.perf_counter() - started < 0.1
+        assert "datasync" not in files.calls and "sync_directory" not in files.calls
+        dirs.close()
+
+    def test_damaged_checkpoints_are_rebuilt(self, root: Path, caplog: pytest.LogCaptureFixture) -> None:
+        names = ("recovery-point-offset-checkpoint", "log-start-offset-checkpoint", "replication-offset-checkpoint")
+        dirs = open_dirs(root)
+        log = dirs.create_log(TP, uuid.uuid4())
+        add(log, 20)
+        log.delete_records_before(3)
+        dirs.close({TP: 20})
+        for name in names:
+            data = (root / name).read_bytes()
+            for size in range(len(data)):
+                (root / name).write_bytes(data[:size])
+                dirs = open_dirs(root)
+                log = dirs.logs()[TP]
+                assert log.end_offset == 20
+                assert log.start_offset == (0 if name == names[1] else 3)
+                if name == names[1]:
+                    log.delete_records_before(3)
+                dirs.close({TP: 20})
+                assert (root / name).read_bytes() == data
+        assert "is damaged" in caplog.text
+
+    def test_logs_of_a_killed_broker_are_synced_at_start(self, root: Path) -> None:
+        async def run() -> None:
+            dirs = LogDirs.open(
+                [root], node_id=1, clock=SystemClock(), config=replace(CONFIG, flush_mode=FlushMode.GROUP)
+            )
+            log = dirs.logs()[TP]
+            flushed = asyncio.Event()
+            log.on_flushed.append(flushed.set)
+            dirs.start()
+            await flushed.wait()
+            assert log.flushed == log.end
+            await dirs.stop()
+
+        dirs = open_dirs(root)
+        add(dirs.create_log(TP, uuid.uuid4()), 3)
+        dirs.abandon()
+        asyncio.run(run())
+
+
+class TestIdentity:
+    def test_a_directory_is_locked(self, root: Path) -> None:
+        dirs = open_dirs(root)
+        with pytest.raises(ConfigError, match="in use"):
+            open_dirs(root)
+        dirs.close()
+        open_dirs(root).close()
+
+    def test_a_directory_belongs_to_one_broker_of_one_cluster(self, root: Path) -> None:
+        dirs = open_dirs(root, cluster_id="abc")
+        directory_id = dirs.directories[0].directory_id
+        dirs.close()
+        with pytest.raises(ConfigError, match="broker 1"):
+            open_dirs(root, node_id=2)
+        with pytest.raises(ConfigError, match="cluster abc"):
+            open_dirs(root, cluster_id="xyz")
+        dirs = open_dirs(root, cluster_id="abc")
+        assert dirs.directories[0].directory_id == directory_id
+        dirs.close()
+        (root / "meta.properties").write_bytes(b"\x00garbage")
+        open_dirs(root, cluster_id="abc").close()
+
+    def test_topic_ids_survive(self, root: Path) -> None:
+        topic_id = uuid.UUID("11111111-2222-3333-4444-555555555555")
+        dirs = open_dirs(root)
+        dirs.create_log(TP, topic_id)
+        dirs.close()
+        assert (root / "topic-0" / "partition.metadata").read_text() == "version: 0\ntopic_id: ERERESIiMzNERFVVVVVVVQ"
+        dirs = open_dirs(root)
+        assert dirs.topic_id(TP) == topic_id
+        for damage in (b"", b"version: 0\n", b"version: 0\ntopic_id: EREREQ", b"\xff\xff\xff"):
+            (root / "topic-0" / "partition.metadata").write_bytes(damage)
+            assert dirs.topic_id(TP) is None
+        dirs.set_topic_id(TP, topic_id)
+        assert dirs.topic_id(TP) == topic_id
+        assert dirs.topic_id(TopicPartition("other", 0)) is None
+        dirs.close()
+
+    @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../../etc/passwd", "a\x00b", "é", "x" * 250])
+    def test_names_cannot_leave_the_directory(self, root: Path, name: str) -> None:
+        dirs = open_dirs(root / "data")
+        with pytest.raises(StorageError):
+            dirs.create_log(TopicPartition(name, 0), uuid.uuid4())
+        dirs.close()
+        assert [path.name for path in root.iterdir()] == ["data"]
+
+    def test_foreign_names_are_left_alone(self, root: Path) -> None:
+        for name in ("lost+found", "notes", "topic-x", "topic-01", "-1", "metadata.db"):
+            (root / name).mkdir()
+        dirs = open_dirs(root)
+        assert not dirs.logs()
+        dirs.close()
+        assert (root / "topic-01").exists()
+
+
+class TestDeletion:
+    def test_a_deleted_log_is_gone(self, root: Path) -> None:
+        dirs = open_dirs(root)
+        log = dirs.create_log(TP, uuid.uuid4())
+        add(log, 3)
+        dirs.delete_log(TP)
+        dirs.delete_log(TP)
+        assert dirs.get(TP) is None
+        with pytest.raises(StorageError):
+            add(log)
+        again = dirs.create_log(TP, uuid.uuid4())
+        assert again.end_offset == 0
+        add(again)
+        dirs.close()
+        assert [path.name for path in root.iterdir() if path.is_dir()] == ["topic-0"]
+
+    def test_a_deletion_cut_short_is_finished(self, root: Path) -> None:
+        dirs = open_dirs(root)
+        add(dirs.create_log(TP, uuid.uuid4()))
+        dirs.close()
+        (root / "topic-0").rename(root / f"topic-0.{uuid.uuid4().hex}-delete")
+        dirs = open_dirs(root)
+        assert not dirs.logs()
+        dirs.close()
+        assert not list(root.glob("*-delete"))
+
+    def test_the_longest_topic_name_can_be_deleted(self, root: Path) -> None:
+        dirs = open_dirs(root)
+        partition = TopicPartition("t" * 249, 123)
+        dirs.create_log(partition, uuid.uuid4())
+        dirs.delete_log(partition)
+        dirs.close()
+
+
+class TestFailures:
+    def test_a_corrupt_log_is_offline_alone(self, root: Path, caplog: pytest.LogCaptureFixture) -> None:
+        dirs = open_dirs(root)
+        for index in range(2):
+            add(dirs.create_log(TopicPartition("topic", index), uuid.uuid4()), 3)
+        dirs.close()
+        path = root / "topic-0" / f"{0:020d}.log"
+        path.write_bytes(path.read_bytes()[:-1])
+        (root / ".kafka_cleanshutdown").unlink()
+        dirs = open_dirs(root)
+        log = dirs.get(TP)
+        assert log is not None and isinstance(log.failure, CorruptLogError)
+        assert log.end_offset == 3, "what the checkpoint knows is kept"
+        with pytest.raises(CorruptLogError):
+            log.read(0, 1)
+        healthy = dirs.logs()[TopicPartition("topic", 1)]
+        assert healthy.failure is None and healthy.end_offset == 3
+        assert "nothing is cut" in caplog.text or "were flushed" in caplog.text
+        assert [d.partition.partition for d in dirs.describe()[0].logs] == [1]
+        dirs.close()
+        assert not (root / ".kafka_cleanshutdown").exists(), "the next start must look again"
+
+    def test_a_broken_directory_leaves_the_others(self, root: Path) -> None:
+        (root / "broken").write_bytes(b"a file where a directory should be")
+        dirs = open_dirs(root / "broken", root / "good")
+        assert dirs.directories[0].failure is not None
+        add(dirs.create_log(TP, uuid.uuid4()))
+        descriptions = dirs.describe()
+        assert descriptions[0].failure is not None and descriptions[1].failure is None
+        assert descriptions[1].total_bytes > 0
+        dirs.close()
+        with pytest.raises(StorageError):
+            open_dirs(root / "broken")
+
+    def test_logs_are_spread_over_directories(self, root: Path) -> None:
+        dirs = open_dirs(root / "a", root / "b")
+        for index in range(10):
+            dirs.create_log(TopicPartition("topic", index), uuid.uuid4())
+        assert [len(directory.logs) for directory in dirs.directories] == [5, 5]
+        dirs.close()
+        (root / "b" / "topic-0").mkdir()
+        with pytest.raises(ConfigError, match="both"):
+            open_dirs(root / "a", root / "b")
+
+    async def test_a_failed_sync_takes_the_directory_offline(self, root: Path) -> None:
+        files = FaultyFiles(root)
+        dirs = LogDirs.open(
+            [root], node_id=1, clock=SystemClock(), files=files, config=replace(CONFIG, flush_mode=FlushMode.GROUP)
+        )
+        dirs.start()
+        log = dirs.create_log(TP, uuid.uuid4())
+        other = dirs.create_log(TopicPartition("other", 0), uuid.uuid4())
+        failed = asyncio.Event()
+        dirs.on_failure = lambda _: failed.set()
+        files.fail("datasync", errno.EIO, match=".log")
+        add(log)
+        await failed.wait()
+        assert log.flushed_offset == 0
+        for any_log in (log, other):
+            with pytest.raises(StorageError):
+                add(any_log)
+        with pytest.raises(StorageError):
+            dirs.create_log(TopicPartition("new", 0), uuid.uuid4())
+        await dirs.stop()
+        assert not (root / ".kafka_cleanshutdown").exists()
+
+    def test_a_full_disk_at_close_leaves_no_clean_mark(self, root: Path) -> None:
+        files = FaultyFiles(root)
+        dirs = open_dirs(root, files=files)
+        add(dirs.create_log(TP, uuid.uuid4()), 3)
+        files.fail("pwritev", errno.ENOSPC, match="checkpoint", times=-1)
+        dirs.close()
+        assert not (root / ".kafka_cleanshutdown").exists()
+        dirs = open_dirs(root)
+        assert dirs.logs()[TP].end_offset == 3
+        dirs.close()
