@@ -203,7 +203,7 @@ def test_ctrl_c_loses_no_line_that_was_read(millrace_command: CommandLine, fresh
     run = millrace_command
     topic = fresh("cli-interrupted")
     run.text("topics", "create", topic)
-    with run.start("produce", topic, "-X", "linger.ms=60000") as process:
+    with run.start("produce", topic, "-X", "linger.ms=30000") as process:
         assert process.stdin is not None
         process.stdin.write(b"one\ntwo\nthree\n")
         process.stdin.flush()

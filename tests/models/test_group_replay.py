@@ -156,14 +156,15 @@ class World:
         ends = [base for base, _ in log.batches] + [log.end_offset]
         self.fake[0].commit(min((end for end in ends if end > self.fake[0].high_watermark.offset), default=0))
 
-    async def refuse(self, refused: bool) -> None:
-        self.fake[0].refuse = ErrorCode.NOT_ENOUGH_REPLICAS if refused else None
+    async def refuse(self) -> None:
+        """Whatever happens next cannot be written."""
+        self.fake[0].refuse = ErrorCode.NOT_ENOUGH_REPLICAS
 
     async def rebalance(self, group: str) -> None:
         """All of it, undisturbed."""
         await self.rejoin(group)
         await self.rest()
-        self.clock.advance(6)
+        self.clock.advance(1)
         await self.rest()
         await self.sync(group)
 
@@ -186,7 +187,7 @@ class World:
         assert live.offsets.count == replayed.offsets.count
 
     async def check_all(self) -> None:
-        await self.refuse(refused=False)
+        self.fake[0].refuse = None
         await self.free_the_log()
         await self.rest()
         self.check_offsets()
@@ -269,6 +270,7 @@ EVENTS = st.one_of(
     _JOIN,
     _event(World.rebalance, _GROUP),
     _event(World.rebalance, _GROUP),
+    _event(World.rebalance, _GROUP),
     _event(World.rejoin, _GROUP),
     _event(World.sync, _GROUP),
     _event(World.heartbeat, _GROUP),
@@ -280,7 +282,7 @@ EVENTS = st.one_of(
     _event(World.hold_the_log),
     _event(World.free_the_log),
     _event(World.commit_some),
-    _event(World.refuse, st.booleans()),
+    _event(World.refuse),
 )
 
 
@@ -292,6 +294,8 @@ async def run(history: list[Event]) -> None:
             await happens(world, *arguments)
             await world.rest()
             world.check_offsets()
+            if happens is not World.refuse:
+                world.fake[0].refuse = None
         await world.check_all()
     finally:
         await world.end()

@@ -222,7 +222,7 @@ def produce(
     _summarise(delivery, unsettled, clock.monotonic() - began, is_json=is_json, quiet=quiet)
     if problem:
         print_error(problem)
-    if interruptions.asked:
+    if interruptions.came():
         raise typer.Exit(130)
     if problem or delivery.failed or unsettled:
         raise typer.Exit(1)
@@ -232,11 +232,11 @@ class Interruptions:
     """Ctrl-C as something to look at: the first one is remembered, a second one raises KeyboardInterrupt.
 
     An exception in the middle of a read would lose the lines that were read but not yet sent. So reads wait with
-    `wait_readable`, which a signal ends, and the loop looks at `asked` when no line is in its hands.
+    `wait_readable`, which a signal ends, and the loop looks at `came` when no line is in its hands.
     """
 
     def __init__(self) -> None:
-        self.asked = False
+        self._asked = False
         self._wake_up, self._woken = socket.socketpair()
 
     def __enter__(self) -> Self:
@@ -254,14 +254,17 @@ class Interruptions:
         self._wake_up.close()
         self._woken.close()
 
+    def came(self) -> bool:
+        return self._asked
+
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
-        if self.asked:
+        if self._asked:
             raise KeyboardInterrupt
-        self.asked = True
+        self._asked = True
 
     def wait_readable(self, fd: int) -> None:
         """Return when `fd` has something to read, or a signal came."""
-        select.select([fd, self._wake_up], [], [])
+        select.select([fd, self._wake_up.fileno()], [], [])
 
 
 def _send_all(
@@ -302,9 +305,9 @@ def _lines(files: list[Path], interruptions: Interruptions, *, whole: bool) -> I
                 continue
             rest = b""
             number = 0
-            while not interruptions.asked:
+            while not interruptions.came():
                 interruptions.wait_readable(stream.fileno())
-                if interruptions.asked:
+                if interruptions.came():
                     return  # what has been read is sent; the beginning of a line is not a line
                 chunk = os.read(stream.fileno(), _READ_BYTES)
                 *complete, rest = (rest + chunk).split(b"\n")
@@ -313,9 +316,9 @@ def _lines(files: list[Path], interruptions: Interruptions, *, whole: bool) -> I
                     yield f"{name}:{number}", line
                 if not chunk:
                     break
-            if rest and not interruptions.asked:
+            if rest and not interruptions.came():
                 yield f"{name}:{number + 1}", rest
-        if interruptions.asked:
+        if interruptions.came():
             return
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from millrace.errors import ErrorCode
 from millrace.handlers.context import RequestContext
 from millrace.handlers.registry import api
+from millrace.model import TopicPartition
 from millrace.storage.logdirs import DirectoryDescription, LogDescription
 from millrace.wire.keys import ApiKey
 from millrace.wire.messages.log_dirs import DescribeLogDirsRequest, DescribeLogDirsResponse
@@ -29,8 +32,23 @@ def describe_log_dirs(context: RequestContext, request: DescribeLogDirsRequest) 
     wanted: set[tuple[str, int]] | None = None
     if request.topics is not None:
         wanted = {(topic.topic, index) for topic in request.topics for index in topic.partitions}
-    results = [_directory(context, directory, wanted) for directory in context.broker.log_dirs.describe()]
-    return DescribeLogDirsResponse(results=results)
+    directories = _with_unwritten(context, context.broker.log_dirs.describe())
+    return DescribeLogDirsResponse(results=[_directory(context, directory, wanted) for directory in directories])
+
+
+def _with_unwritten(context: RequestContext, directories: list[DirectoryDescription]) -> list[DirectoryDescription]:
+    """Partitions that nobody has written to have no files yet: they are listed empty, where the first will be made."""
+    written = {log.partition for directory in directories for log in directory.logs}
+    unwritten = [
+        LogDescription(place, size_bytes=0, end_offset=0)
+        for partition in context.broker.replicas
+        if (place := TopicPartition(partition.topic, partition.index)) not in written
+    ]
+    for number, directory in enumerate(directories):
+        if directory.failure is None:
+            directories[number] = replace(directory, logs=(*directory.logs, *unwritten))
+            break
+    return directories
 
 
 def _directory(

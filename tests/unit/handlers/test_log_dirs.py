@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -27,11 +28,20 @@ DIRECTORIES = [
 ]  # fmt: skip
 
 
+class Held:
+    """Three partitions of topic a are held; the last was never written to."""
+
+    def __iter__(self) -> Iterator[SimpleNamespace]:
+        return iter([SimpleNamespace(topic="a", index=index) for index in range(3)])
+
+    def get(self, topic: str, index: int) -> object | None:
+        return object() if topic == "a" else None
+
+
 @pytest.mark.parametrize("version", range(1, 6))
 async def test_describe(version: int) -> None:
-    log_dirs = SimpleNamespace(describe=lambda: DIRECTORIES)
-    replicas = SimpleNamespace(get=lambda topic, index: object() if topic == "a" else None)
-    async with handling(log_dirs=log_dirs, replicas=replicas) as on:
+    log_dirs = SimpleNamespace(describe=lambda: list(DIRECTORIES))
+    async with handling(log_dirs=log_dirs, replicas=Held()) as on:
         response = await on.call(describe_log_dirs, DescribeLogDirsRequest(topics=None), version)
         one, two = response.results
         assert (one.log_dir, two.log_dir) == ("/data/one", "/data/two")
@@ -39,7 +49,7 @@ async def test_describe(version: int) -> None:
         assert [
             (topic.name, [(p.partition_index, p.partition_size, p.offset_lag) for p in topic.partitions])
             for topic in one.topics
-        ] == [("a", [(0, 10, 0), (1, 20, 0)]), ("b", [(0, 30, -1)])]
+        ] == [("a", [(0, 10, 0), (1, 20, 0), (2, 0, 0)]), ("b", [(0, 30, -1)])]
         assert two.topics == []
         if version >= 4:
             assert (one.total_bytes, one.usable_bytes, two.total_bytes) == (1000, 400, -1)
