@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from millrace.config import configuration_markdown
+from millrace.config.page import configuration_markdown
 from millrace.handlers.compatibility import compatibility_markdown
 
 DOCS = Path(__file__).parents[1] / "docs"

@@ -1,9 +1,11 @@
 """millrace beside Apache Kafka 4.3.0 on this machine: `make bench`.
 
 Both brokers run during the whole comparison, both are warmed up with the same work first, and they take turns round by
-round, so that a noisy moment hits both. The warm-up is not short: a fresh Kafka spent about 22 broker CPU seconds on its
-first GB produced and 7 to 8 from the third on, as its JVM compiles; less warm-up than that would only flatter millrace.
-A quantity that still improves steadily from round to round is reported as drifting. The clients are stock: Kafka's ProducerPerformance and librdkafka. They are often the limit themselves, so the broker's
+round, so that a noisy moment hits both. The warm-up is not short: a JVM spends several times as much CPU on its first
+GB as on its third, and a comparison with a cold Kafka would only flatter millrace. The cost of each GB of the warm-up
+is printed, and a quantity that still improves from round to round is reported as drifting.
+
+The clients are stock: Kafka's ProducerPerformance and librdkafka. They are often the limit themselves, so the broker's
 CPU seconds per GB stand beside every throughput.
 
 Like is compared with like: `flush.mode=os` with Kafka's default (page cache), `flush.mode=group` with Kafka at

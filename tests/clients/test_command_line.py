@@ -16,6 +16,7 @@ from typing import IO, Any
 
 import pytest
 
+from millrace.cli.root import run as run_command
 from millrace.testing import Cluster
 from support.servers import answers, free_ports
 
@@ -25,21 +26,28 @@ TIMEOUT_S = 40
 
 
 class CommandLine:
-    """Runs `python -m millrace` with the broker's address in the environment."""
+    """Runs the command in this process, where it is quick, or as a process, where that is what is tested."""
 
-    def __init__(self, bootstrap: str) -> None:
-        self._env = {**ENVIRONMENT, "MILLRACE_BOOTSTRAP": bootstrap}
+    def __init__(self, bootstrap: str, capture: pytest.CaptureFixture[bytes], stdin_path: Path) -> None:
+        self.bootstrap = bootstrap
+        self._capture = capture
+        self._stdin_path = stdin_path
 
-    def start(self, *argv: str | Path, **options: Any) -> subprocess.Popen[bytes]:
+    def start(self, *argv: str | Path) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "millrace", *map(str, argv)]
-        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-        return subprocess.Popen(command, env=self._env, **{**pipes, **options})
+        env = {**ENVIRONMENT, "MILLRACE_BOOTSTRAP": self.bootstrap}
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, env=env, stdin=pipe, stdout=pipe, stderr=pipe)
 
     def raw(self, *argv: str | Path, stdin: bytes = b"", exit_code: int = 0) -> tuple[bytes, str]:
-        with self.start(*argv) as process:
-            out, err = process.communicate(stdin, timeout=TIMEOUT_S)
-        assert process.returncode == exit_code, f"exit {process.returncode}: {out!r} {err.decode()}"
-        return out, err.decode()
+        self._stdin_path.write_bytes(stdin)
+        with self._stdin_path.open() as file, pytest.MonkeyPatch.context() as patch:
+            patch.setenv("MILLRACE_BOOTSTRAP", self.bootstrap)
+            patch.setattr(sys, "stdin", file)
+            status = run_command([str(word) for word in argv])
+        captured = self._capture.readouterr()
+        assert status == exit_code, f"exit {status}: {captured}"
+        return captured.out, captured.err.decode()
 
     def text(self, *argv: str | Path, stdin: bytes = b"") -> str:
         return self.raw(*argv, stdin=stdin)[0].decode()
@@ -57,12 +65,19 @@ class CommandLine:
 
 
 @pytest.fixture
-def millrace_command(cluster: Cluster) -> CommandLine:
-    return CommandLine(cluster.bootstrap_servers)
+def command(capsysbinary: pytest.CaptureFixture[bytes], tmp_path: Path) -> CommandLine:
+    """Without an address: the test gives one, or needs none."""
+    return CommandLine("127.0.0.1:1", capsysbinary, tmp_path / "stdin")
 
 
-def test_topics(millrace_command: CommandLine, fresh: Callable[[str], str]) -> None:
-    run = millrace_command
+@pytest.fixture
+def run(command: CommandLine, cluster: Cluster) -> CommandLine:
+    """With the address of the shared broker."""
+    command.bootstrap = cluster.bootstrap_servers
+    return command
+
+
+def test_topics(run: CommandLine, fresh: Callable[[str], str]) -> None:
     topic = fresh("cli-topic")
     assert (
         run.text("topics", "create", topic, "--partitions", "2", "--config", "retention.ms=1000")
@@ -93,8 +108,7 @@ def test_topics(millrace_command: CommandLine, fresh: Callable[[str], str]) -> N
     assert "TOPIC_EXCEPTION" in run.error("topics", "create", "not/a/name")
 
 
-def test_lines_in_lines_out(millrace_command: CommandLine, fresh: Callable[[str], str]) -> None:
-    run = millrace_command
+def test_lines_in_lines_out(run: CommandLine, fresh: Callable[[str], str]) -> None:
     topic = fresh("cli-lines")
     run.text("topics", "create", topic)
     lines = b"first\nsecond with \xff bytes\n\nlast without an end"
@@ -108,10 +122,7 @@ def test_lines_in_lines_out(millrace_command: CommandLine, fresh: Callable[[str]
     assert run.raw("consume", topic, "--from-beginning", "--delimiter", "\\0")[0].count(b"\0") == 4
 
 
-def test_files_keys_headers_and_timestamps(
-    millrace_command: CommandLine, fresh: Callable[[str], str], tmp_path: Path
-) -> None:
-    run = millrace_command
+def test_files_keys_headers_and_timestamps(run: CommandLine, fresh: Callable[[str], str], tmp_path: Path) -> None:
     topic = fresh("cli-keys")
     run.text("topics", "create", topic, "--partitions", "2")
     first, second = tmp_path / "first", tmp_path / "second"
@@ -138,8 +149,7 @@ def test_files_keys_headers_and_timestamps(
     assert "has no partition 7" in run.error("consume", topic, "--partition", "7", "--from-beginning")
 
 
-def test_json_goes_around_unchanged(millrace_command: CommandLine, fresh: Callable[[str], str]) -> None:
-    run = millrace_command
+def test_json_goes_around_unchanged(run: CommandLine, fresh: Callable[[str], str]) -> None:
     source, copy = fresh("cli-source"), fresh("cli-copy")
     run.text("topics", "create", source, copy, "--partitions", "2")
     records = [
@@ -161,8 +171,7 @@ def test_json_goes_around_unchanged(millrace_command: CommandLine, fresh: Callab
     assert content(source)[1]["value"] == '{"nested":[1,2]}'
 
 
-def test_produce_reports_bad_lines_and_failures(millrace_command: CommandLine, fresh: Callable[[str], str]) -> None:
-    run = millrace_command
+def test_produce_reports_bad_lines_and_failures(run: CommandLine, fresh: Callable[[str], str]) -> None:
     topic = fresh("cli-bad")
     run.text("topics", "create", topic, "--config", "max.message.bytes=1000")
     assert "stdin:2: not JSON" in run.error("produce", topic, "--json", stdin=b'{"value": "ok"}\nnot json\n')
@@ -173,8 +182,7 @@ def test_produce_reports_bad_lines_and_failures(millrace_command: CommandLine, f
     )
 
 
-def test_from_a_time(millrace_command: CommandLine, fresh: Callable[[str], str]) -> None:
-    run = millrace_command
+def test_from_a_time(run: CommandLine, fresh: Callable[[str], str]) -> None:
     topic = fresh("cli-times")
     run.text("topics", "create", topic)
     for ago in ("3h ago", "2h ago", "1h ago"):
@@ -183,8 +191,7 @@ def test_from_a_time(millrace_command: CommandLine, fresh: Callable[[str], str])
     assert run.text("consume", topic, "--from-time", "now") == ""
 
 
-def test_following_and_ctrl_c(millrace_command: CommandLine, fresh: Callable[[str], str]) -> None:
-    run = millrace_command
+def test_following_and_ctrl_c(run: CommandLine, fresh: Callable[[str], str]) -> None:
     topic = fresh("cli-follow")
     run.text("topics", "create", topic)
     run.text("produce", topic, stdin=b"before\n")
@@ -199,8 +206,7 @@ def test_following_and_ctrl_c(millrace_command: CommandLine, fresh: Callable[[st
         assert process.stderr.read() == b""
 
 
-def test_ctrl_c_loses_no_line_that_was_read(millrace_command: CommandLine, fresh: Callable[[str], str]) -> None:
-    run = millrace_command
+def test_ctrl_c_loses_no_line_that_was_read(run: CommandLine, fresh: Callable[[str], str]) -> None:
     topic = fresh("cli-interrupted")
     run.text("topics", "create", topic)
     with run.start("produce", topic, "-X", "linger.ms=30000") as process:
@@ -223,8 +229,7 @@ def wait_until_empty(pipe: IO[bytes]) -> None:
         time.sleep(0.01)
 
 
-def test_a_reader_that_goes_away_is_no_error(millrace_command: CommandLine, fresh: Callable[[str], str]) -> None:
-    run = millrace_command
+def test_a_reader_that_goes_away_is_no_error(run: CommandLine, fresh: Callable[[str], str]) -> None:
     topic = fresh("cli-head")
     run.text("topics", "create", topic)
     run.text("produce", topic, stdin=b"0123456789\n" * 20_000)
@@ -237,8 +242,7 @@ def test_a_reader_that_goes_away_is_no_error(millrace_command: CommandLine, fres
         assert process.stderr.read() == b""
 
 
-def test_timeouts(millrace_command: CommandLine, fresh: Callable[[str], str]) -> None:
-    run = millrace_command
+def test_timeouts(run: CommandLine, fresh: Callable[[str], str]) -> None:
     topic = fresh("cli-timeouts")
     run.text("topics", "create", topic)
     run.text("produce", topic, stdin=b"only\n")
@@ -248,8 +252,7 @@ def test_timeouts(millrace_command: CommandLine, fresh: Callable[[str], str]) ->
     assert "1 of 2 records" in err
 
 
-def test_groups(millrace_command: CommandLine, fresh: Callable[[str], str]) -> None:
-    run = millrace_command
+def test_groups(run: CommandLine, fresh: Callable[[str], str]) -> None:
     topic, group = fresh("cli-grouped"), fresh("cli-group")
     run.text("topics", "create", topic, "--partitions", "2")
     for partition in ("0", "1"):
@@ -287,8 +290,7 @@ def test_groups(millrace_command: CommandLine, fresh: Callable[[str], str]) -> N
     assert "GROUP_ID_NOT_FOUND" in run.error("groups", "delete", group, "--yes")
 
 
-def test_a_group_with_members_cannot_be_reset(millrace_command: CommandLine, fresh: Callable[[str], str]) -> None:
-    run = millrace_command
+def test_a_group_with_members_cannot_be_reset(run: CommandLine, fresh: Callable[[str], str]) -> None:
     topic, group = fresh("cli-busy"), fresh("cli-busy-group")
     run.text("topics", "create", topic)
     run.text("produce", topic, stdin=b"1\n")
@@ -306,8 +308,7 @@ def test_a_group_with_members_cannot_be_reset(millrace_command: CommandLine, fre
     assert [one["committed"] for one in described["partitions"]] == [1]
 
 
-def test_dump_of_a_live_log(cluster: Cluster, millrace_command: CommandLine, fresh: Callable[[str], str]) -> None:
-    run = millrace_command
+def test_dump_of_a_live_log(cluster: Cluster, run: CommandLine, fresh: Callable[[str], str]) -> None:
     topic = fresh("cli-dumped")
     run.text("topics", "create", topic)
     run.text("produce", topic, "--compression", "zstd", stdin=b"a" * 500 + b"\nb\nc\n")
@@ -327,49 +328,45 @@ class TestUp:
         return line.strip().removeprefix("ready bootstrap=")
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-    def test_its_life(self, tmp_path: Path, number: signal.Signals) -> None:
-        run = CommandLine("127.0.0.1:1")
+    def test_its_life(self, command: CommandLine, tmp_path: Path, number: signal.Signals) -> None:
         (port,) = free_ports()
-        with run.start("up", "--port", str(port), "--data", tmp_path / "data") as process:
+        with command.start("up", "--port", str(port), "--data", tmp_path / "data") as process:
             assert self.ready(process) == f"127.0.0.1:{port}"
             assert answers(port)
             pid_file = tmp_path / "data" / "broker-1" / "pid"
             assert int(pid_file.read_text()) == process.pid
-            run.raw("produce", "kept", "--bootstrap", f"127.0.0.1:{port}", stdin=b"one\n")
+            command.raw("produce", "kept", "--bootstrap", f"127.0.0.1:{port}", stdin=b"one\n")
             process.send_signal(number)
             out, err = process.communicate(timeout=TIMEOUT_S)
         assert (process.returncode, out, err) == (0, b"", b"")
         assert not pid_file.exists()
 
-        with run.start("up", "--port", "0", "--data", tmp_path / "data") as process:
+        with command.start("up", "--port", "0", "--data", tmp_path / "data") as process:
             address = self.ready(process)
-            assert run.text("consume", "kept", "--bootstrap", address, "--from-beginning") == "one\n"
+            assert command.text("consume", "kept", "--bootstrap", address, "--from-beginning") == "one\n"
             process.terminate()
             process.communicate(timeout=TIMEOUT_S)
 
-    def test_a_port_that_is_taken(self, tmp_path: Path, cluster: Cluster) -> None:
-        run = CommandLine("127.0.0.1:1")
+    def test_a_port_that_is_taken(self, command: CommandLine, tmp_path: Path, cluster: Cluster) -> None:
         port = cluster.bootstrap_servers.rpartition(":")[2]
-        assert f"port {port} is already in use" in run.error("up", "--port", port, "--data", tmp_path)
+        assert f"port {port} is already in use" in command.error("up", "--port", port, "--data", tmp_path)
 
-    def test_a_directory_that_is_in_use(self, tmp_path: Path) -> None:
-        run = CommandLine("127.0.0.1:1")
-        with run.start("up", "--port", "0", "--data", tmp_path) as process:
+    def test_a_directory_that_is_in_use(self, command: CommandLine, tmp_path: Path) -> None:
+        with command.start("up", "--port", "0", "--data", tmp_path) as process:
             self.ready(process)
-            assert str(tmp_path) in run.error("up", "--port", "0", "--data", tmp_path)
+            assert str(tmp_path) in command.error("up", "--port", "0", "--data", tmp_path)
             process.terminate()
             process.communicate(timeout=TIMEOUT_S)
 
-    def test_a_broker_from_a_file(self, tmp_path: Path) -> None:
-        run = CommandLine("127.0.0.1:1")
+    def test_a_broker_from_a_file(self, command: CommandLine, tmp_path: Path) -> None:
         properties = tmp_path / "server.properties"
         properties.write_text(
             f"node.id=7\nlisteners=PLAINTEXT://127.0.0.1:0\nlog.dirs={tmp_path / 'logs'}\nnum.partitions=3\n"
         )
-        with run.start("broker", "--config", properties, "--set", "num.partitions=2") as process:
+        with command.start("broker", "--config", properties, "--set", "num.partitions=2") as process:
             address = self.ready(process)
-            run.raw("produce", "automatic", "--bootstrap", address, stdin=b"one\n")
-            (topic,) = run.json("topics", "list", "--bootstrap", address)
+            command.raw("produce", "automatic", "--bootstrap", address, stdin=b"one\n")
+            (topic,) = command.json("topics", "list", "--bootstrap", address)
             assert topic["partitions"] == 2
             process.terminate()
             process.communicate(timeout=TIMEOUT_S)
@@ -377,13 +374,13 @@ class TestUp:
 
 
 class TestDemo:
-    def test_it_ends_by_itself_and_everything_was_consumed(self) -> None:
-        summary = CommandLine("127.0.0.1:1").json("demo", "--seconds", "4", "--rate", "1500")
+    def test_it_ends_by_itself_and_everything_was_consumed(self, command: CommandLine) -> None:
+        summary = command.json("demo", "--seconds", "4", "--rate", "1500")
         assert summary["ok"], summary["problems"]
         assert summary["produced"] == summary["consumed"] > 1000
 
-    def test_ctrl_c_ends_it_early_with_the_summary(self) -> None:
-        with CommandLine("127.0.0.1:1").start("demo", "--forever") as process:
+    def test_ctrl_c_ends_it_early_with_the_summary(self, command: CommandLine) -> None:
+        with command.start("demo", "--forever") as process:
             assert process.stdout is not None
             assert b"broker at" in process.stdout.readline()
             time.sleep(1.5)  # there is no end to wait for: this is the person who watches

@@ -51,6 +51,7 @@ INT_MAX = 2**31 - 1
 LONG_MAX = 2**63 - 1
 ZERO = uuid.UUID(int=0)
 NOBODY = uuid.UUID(int=77)
+TOPIC_RESOURCE, BROKER_RESOURCE = 2, 4
 
 
 @pytest.fixture(scope="module")
@@ -687,6 +688,8 @@ UNGRANTED: dict[str, tuple[Request, int, set[ErrorCode]]] = {
     "commit-no-group": (commit(group_id="", member_id="m"), 9, {E.INVALID_GROUP_ID, E.NONE, E.UNKNOWN_MEMBER_ID}),
     "commit-offset-minus-3": (commit(-3, group_id="c3"), 9, {E.NONE, E.INVALID_REQUEST, E.OFFSET_OUT_OF_RANGE}),
     "commit-offset-maximum": (commit(LONG_MAX, group_id="c3"), 9, {E.NONE}),
+    "commit-retention-maximum": (commit(group_id="c4", retention_time_ms=LONG_MAX), 2, {E.NONE, E.INVALID_REQUEST}),
+    "commit-retention-minimum": (commit(group_id="c4", retention_time_ms=-(2**63)), 4, {E.NONE, E.INVALID_REQUEST}),
     "offset-fetch-unknown-groups": (offset_fetch("nobody", "", "nobody"), 8, {E.NONE, E.INVALID_GROUP_ID}),
     "offset-delete-unknown": (
         OffsetDeleteRequest(group_id="nobody", topics=[OffsetDeleteRequest.OffsetDeleteRequestTopic(name="..")]),
@@ -795,6 +798,84 @@ def test_more_partitions_than_there_are(broker: WatchedBroker) -> None:
         assert error_codes(response) == INVALID
         wanted = DescribeProducersRequest.TopicRequest(name=TOPIC, partition_indexes=list(range(10, 10 + count)))
         assert error_codes(client.call(DescribeProducersRequest(topics=[wanted]), 0, within_s=1)) == UNKNOWN
+
+
+TIMES = 5000
+REPEATED: dict[str, tuple[Request, int]] = {
+    "describe-configs-of-a-topic": (
+        DescribeConfigsRequest(
+            resources=describe_configs(TOPIC_RESOURCE, TOPIC).resources * TIMES,
+            include_synonyms=True,
+            include_documentation=True,
+        ),
+        4,
+    ),
+    "describe-configs-of-the-broker": (
+        DescribeConfigsRequest(resources=describe_configs(BROKER_RESOURCE, "1").resources * TIMES),
+        4,
+    ),
+    "describe-producers": (
+        DescribeProducersRequest(
+            topics=[DescribeProducersRequest.TopicRequest(name="written", partition_indexes=[0] * TIMES)]
+        ),
+        0,
+    ),
+    "describe-groups": (DescribeGroupsRequest(groups=["heavy"] * TIMES), 4),
+    "offset-fetch": (offset_fetch(*["heavy"] * TIMES), 8),
+    "describe-partitions": (
+        DescribeTopicPartitionsRequest(topics=[DescribeTopicPartitionsRequest.TopicRequest(name=TOPIC)] * TIMES),
+        0,
+    ),
+    "describe-log-dirs": (
+        DescribeLogDirsRequest(
+            topics=[DescribeLogDirsRequest.DescribableLogDirTopic(topic=TOPIC, partitions=[0, 1, 2])] * TIMES
+        ),
+        4,
+    ),
+    "metadata": (metadata(*[(TOPIC, ZERO)] * TIMES), 12),
+    "fetch": (
+        FetchRequest(
+            max_bytes=INT_MAX,
+            topics=[
+                FetchRequest.FetchTopic(
+                    topic="heavy",
+                    partitions=[FetchRequest.FetchPartition(partition=0, partition_max_bytes=INT_MAX)] * TIMES,
+                )
+            ],
+        ),
+        12,
+    ),
+    "coordinators": (FindCoordinatorRequest(key_type=0, coordinator_keys=["heavy"] * TIMES), 4),
+}
+
+
+@pytest.fixture(scope="module")
+def laden(broker: WatchedBroker) -> WatchedBroker:
+    """With a partition of many producers, a group of heavy members and offsets, and a log of some megabytes."""
+    with broker.connect() as client:
+        client.create_topic("written")
+        for number in range(200):
+            client.produce("written", batch(producer_id=number, producer_epoch=0, base_sequence=0), acks=1)
+        client.create_topic("heavy")
+        for _ in range(4):
+            client.produce("heavy", batch(bytes(500_000)), acks=1)
+        partition = OffsetCommitRequest.OffsetCommitRequestPartition(committed_offset=1, committed_metadata="m" * 4000)
+        topics = [OffsetCommitRequest.OffsetCommitRequestTopic(name="heavy", partitions=[partition])]
+        assert error_codes(client.call(OffsetCommitRequest(group_id="heavy", topics=topics), 8)) == {E.NONE}
+        protocol = JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=bytes(20_000))
+        member = client.call(join(group_id="heavy", protocols=[protocol]), 5).member_id
+        assert client.call(join(group_id="heavy", protocols=[protocol], member_id=member), 5).error_code == 0
+    return broker
+
+
+@pytest.mark.parametrize("case", REPEATED)
+def test_the_same_thing_asked_for_over_and_over(laden: WatchedBroker, case: str) -> None:
+    """A small request for one thing thousands of times must not be a large answer, nor a long one."""
+    request, version = REPEATED[case]
+    with laden.unharmed(), laden.connect() as client:
+        client.request(request, version)
+        size = len(client.read_frame(2))
+    assert size < 32 * MIB, f"an answer of {size / MIB:.0f} MiB"
 
 
 def test_a_page_of_partitions_is_bounded(broker: WatchedBroker) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -59,7 +60,7 @@ def test_an_unknown_version_of_api_versions_is_answered_in_v0(broker: WatchedBro
         client.alive()
 
 
-BAD_CLIENT_IDS = {
+BAD_CLIENT_IDS: dict[str, dict[str, Any]] = {
     "length-minus-2": {"client_id_length": -2},
     "length-minimum": {"client_id_length": -32768},
     "length-over-the-rest": {"client_id_length": 100},

@@ -58,7 +58,8 @@ class HostileWorld(RuleBasedStateMachine):
         self.highest_generation = 0
         self.member_ids: list[str] = ["", "nobody"]
         self.sync_generation: dict[int, tuple[str, int]] = {}
-        self.fenced: set[str] = set()
+        self.predecessor: dict[str, str] = {}
+        """Which id a restarted static member had before."""
 
     def _note(self) -> None:
         for result in self.bench.answers.values():
@@ -104,6 +105,7 @@ class HostileWorld(RuleBasedStateMachine):
         )
         after = group.static_members.get(instance_id) if instance_id else None
         if before is not None and after is not None and before != after:
+            self.predecessor[after] = before
             # The former owner of the instance id is out, for every request it may still send.
             assert self.bench.heartbeat(before, group.generation, instance_id) is ErrorCode.FENCED_INSTANCE_ID
             assert self.bench.check_commit(before, group.generation, instance_id) is ErrorCode.FENCED_INSTANCE_ID
@@ -185,13 +187,19 @@ class HostileWorld(RuleBasedStateMachine):
                     owner, generation = result.assignment.decode().rsplit("@", 1)
                     asked_by, asked_for = self.sync_generation[ticket]
                     assert int(generation) == asked_for
-                    assert owner == asked_by or asked_by in self.member_ids
+                    assert self._origin(asked_by) == self._origin(owner)
             elif result.error is ErrorCode.NONE:
                 assert result.generation > 0
                 if result.members:
                     assert result.leader == result.member_id
                     assert result.leader in {member.member_id for member in result.members}
-                    leaders.setdefault(result.generation, set()).add(result.member_id)
+                    leaders.setdefault(result.generation, set()).add(self._origin(result.member_id))
+        assert all(len(names) == 1 for names in leaders.values())
+
+    def _origin(self, member_id: str) -> str:
+        while member_id in self.predecessor:
+            member_id = self.predecessor[member_id]
+        return member_id
 
     def teardown(self) -> None:
         if not hasattr(self, "bench"):

@@ -30,7 +30,8 @@ from millrace.wire.messages import request_class, response_class
 from millrace.wire.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from millrace.wire.messages.cluster import MetadataRequest, MetadataResponse
 from millrace.wire.messages.fetch import FetchRequest, FetchResponse
-from millrace.wire.messages.groups import FindCoordinatorRequest, HeartbeatRequest
+from millrace.wire.messages.group_offsets import OffsetFetchRequest
+from millrace.wire.messages.groups import FindCoordinatorRequest
 from millrace.wire.messages.produce import ProduceRequest, ProduceResponse
 from millrace.wire.messages.topics import CreateTopicsRequest, CreateTopicsResponse
 from millrace.wire.schema import Request, Struct
@@ -228,8 +229,8 @@ class RawClient:
     def find_coordinator(self, group: str) -> None:
         """Return when the group's coordinator is there; the first one who asks has its topic made."""
         deadline = time.monotonic() + PATIENT_S
-        request = FindCoordinatorRequest(key=group, key_type=0)
-        while self.call(request, 2).error_code or self.call(HeartbeatRequest(group_id=group), 3).error_code in _LOADING:
+        find, load = FindCoordinatorRequest(key=group, key_type=0), OffsetFetchRequest(group_id=group, topics=None)
+        while self.call(find, 2).error_code or self.call(load, 7).error_code in _LOADING:
             assert time.monotonic() < deadline, "no coordinator"
             time.sleep(0.01)
 

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace import config as config_module
 from millrace.config import (
     BROKER_SETTINGS,
     GROUP_SETTINGS,
@@ -20,7 +19,6 @@ from millrace.config import (
     Listener,
     Scope,
     Update,
-    configuration_markdown,
     describe_broker,
     describe_broker_defaults,
     describe_client_metrics,
@@ -35,6 +33,8 @@ from millrace.config import (
     validate_dynamic_broker,
     validate_overrides,
 )
+from millrace.config.files import SUPPORTED_SECURITY_PROTOCOLS
+from millrace.config.page import configuration_markdown
 from millrace.errors import ConfigError
 
 
@@ -390,10 +390,7 @@ def test_bad_listeners(values: dict[str, str]) -> None:
 
 def test_the_checked_in_page_is_current() -> None:
     page = Path(__file__).parents[2] / "docs" / "configuration.md"
-    assert page.read_text(encoding="utf-8") == configuration_markdown(), (
-        "run: python -c 'from millrace.config import configuration_markdown as c; print(c(), end=\"\")'"
-        " > docs/configuration.md"
-    )
+    assert page.read_text(encoding="utf-8") == configuration_markdown(), "run `make docs` > docs/configuration.md"
 
 
 def test_documentation_fits_a_table_row() -> None:
@@ -402,4 +399,4 @@ def test_documentation_fits_a_table_row() -> None:
             assert setting.doc.endswith(".") or "..." in setting.doc or setting.doc.endswith("*"), setting.name
             assert "|" not in setting.doc and "\n" not in setting.doc
     assert Kind.PASSWORD in {setting.kind for setting in BROKER_SETTINGS.values()}
-    assert {"PLAINTEXT"} == config_module.SUPPORTED_SECURITY_PROTOCOLS
+    assert {"PLAINTEXT"} == SUPPORTED_SECURITY_PROTOCOLS

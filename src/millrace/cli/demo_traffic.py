@@ -239,6 +239,7 @@ class Member(threading.Thread):
                 "enable.auto.offset.store": False,
                 "partition.assignment.strategy": "cooperative-sticky",
                 "session.timeout.ms": 10_000,
+                "heartbeat.interval.ms": 500,  # a heartbeat is how a member learns of a rebalance
                 "topic.metadata.refresh.interval.ms": 2000,
             }
         )

@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Annotated, Any, Final, Self
+from typing import IO, TYPE_CHECKING, Annotated, Any, Final, Self
 
 import typer
 
@@ -297,29 +297,36 @@ def _send_all(
 def _lines(files: list[Path], interruptions: Interruptions, *, whole: bool) -> Iterator[tuple[str, bytes]]:
     """Each line without its line feed, and where it stands, for error messages. Ends early when interrupted."""
     for path in files:
-        stdin = str(path) == "-"
-        name = "stdin" if stdin else str(path)
-        with sys.stdin.buffer if stdin else path.open("rb") as stream:
-            if whole:
-                yield name, stream.read()
-                continue
-            rest = b""
-            number = 0
-            while not interruptions.came():
-                interruptions.wait_readable(stream.fileno())
-                if interruptions.came():
-                    return  # what has been read is sent; the beginning of a line is not a line
-                chunk = os.read(stream.fileno(), _READ_BYTES)
-                *complete, rest = (rest + chunk).split(b"\n")
-                for line in complete:
-                    number += 1
-                    yield f"{name}:{number}", line
-                if not chunk:
-                    break
-            if rest and not interruptions.came():
-                yield f"{name}:{number + 1}", rest
+        if str(path) == "-":
+            yield from _lines_of("stdin", sys.stdin.buffer, interruptions, whole=whole)
+        else:
+            with path.open("rb") as stream:
+                yield from _lines_of(str(path), stream, interruptions, whole=whole)
         if interruptions.came():
             return
+
+
+def _lines_of(
+    name: str, stream: IO[bytes], interruptions: Interruptions, *, whole: bool
+) -> Iterator[tuple[str, bytes]]:
+    if whole:
+        yield name, stream.read()
+        return
+    rest = b""
+    number = 0
+    while True:
+        interruptions.wait_readable(stream.fileno())
+        if interruptions.came():
+            return  # what has been read is sent; the beginning of a line is not a line
+        chunk = os.read(stream.fileno(), _READ_BYTES)
+        *complete, rest = (rest + chunk).split(b"\n")
+        for line in complete:
+            number += 1
+            yield f"{name}:{number}", line
+        if not chunk:
+            break
+    if rest:
+        yield f"{name}:{number + 1}", rest
 
 
 def _progress(stack: ExitStack, files: list[Path], *, quiet: bool) -> Callable[[Delivery, int], None] | None:

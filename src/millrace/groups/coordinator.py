@@ -300,11 +300,16 @@ class GroupCoordinator:
         while True:
             await self._clock.sleep(self.settings.offsets_retention_check_interval_ms / 1000)
             for shard in list(self._shards.values()):
-                try:
-                    if shard.state is ShardState.ACTIVE:
-                        await shard.expire()
-                except ApiError as error:
-                    log.warning("expired offsets of %r stay for now: %s", shard, error)
+                if shard.state is ShardState.ACTIVE:
+                    await self._expire(shard)
+
+    async def _expire(self, shard: Shard) -> None:
+        try:
+            await shard.expire()
+        except ApiError as error:
+            log.warning("expired offsets of %r stay for now: %s", shard, error)
+        except Exception:
+            log.exception("expired offsets of %r stay", shard)
 
     async def _forget_topics(self, shard: Shard, topics: dict[str, uuid.UUID]) -> None:
         try:

@@ -145,9 +145,13 @@ def _decompress_block(block: Buffer, room: int, max_bytes: int) -> bytes:
     # One input byte of snappy yields at most about 64/3 bytes: a longer declaration is a lie, refused unallocated.
     if declared > 64 + len(block) * 64:
         raise _invalid("the snappy block declares a length that it cannot hold")
+    if not declared:
+        if len(block) != 1:
+            raise _invalid("the snappy block goes on after its end")
+        return b""
     output = bytearray(declared)
     try:
-        written = cramjam.snappy.decompress_raw_into(block, output) if declared else 0
+        written = cramjam.snappy.decompress_raw_into(block, output)
     except cramjam.DecompressionError as error:
         raise _invalid(f"the snappy block is damaged: {error}") from error
     if written != declared:

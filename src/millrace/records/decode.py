@@ -157,6 +157,8 @@ def check_records(  # noqa: C901, PLR0912 - one flat loop, because a call per fi
     header, data = records_section(batch, max_bytes)
     end = len(data)
     pos = 0
+    if header.count < 0:
+        raise _invalid(f"a batch cannot have {header.count} records")
     try:
         for index in range(header.count):
             # The one-byte and two-byte varints that nearly all records have are unrolled: this loop is the cost.

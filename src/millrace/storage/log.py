@@ -116,6 +116,9 @@ class LogConfig:
 
     @property
     def produce_limits(self) -> ProduceLimits:
+        if self.timestamp_type is TimestampType.LOG_APPEND:
+            # The producer's timestamps are replaced, so that they cannot be wrong.
+            return ProduceLimits(self.max_message_bytes, NO_LIMIT_MS, NO_LIMIT_MS)
         return ProduceLimits(self.max_message_bytes, self.timestamp_before_max_ms, self.timestamp_after_max_ms)
 
     @property
@@ -196,6 +199,8 @@ class Log:
         """Called when there is something to sync: at every append by `flush_mode`, and at every roll."""
         self.discard: Callable[[list[Path]], object] | None = None
         """Takes files that are no longer part of the log and removes them, perhaps later."""
+        self.before_truncate: Callable[[], object] | None = None
+        """Called before records that may be below a checkpointed recovery point are cut: it must be lowered first."""
         self._clock = clock
         self._files = files
         self._state = state
@@ -317,7 +322,11 @@ class Log:
             if header[9] >= 0:
                 original = self._producers.check(header)
                 if original is not None:
-                    return Appended(original.first_offset, original.last_offset, NO_TIMESTAMP, self.start_offset, True)
+                    if self.config.timestamp_type is TimestampType.LOG_APPEND:
+                        log_append_time_ms = original.timestamp_ms
+                    return Appended(
+                        original.first_offset, original.last_offset, log_append_time_ms, self.start_offset, True
+                    )
             head_bytes = STAMP_BYTES
             if self._special:
                 header, records, head_bytes = self._prepare(header, records, now_ms)
@@ -832,26 +841,25 @@ class Log:
         if offset <= self.start_offset:
             self.reset_to(offset)
             return
+        slot = max(bisect_right(self._bases, offset) - 1, 0)
+        active = self._segments[slot]
+        position = active.locate(offset)
+        batch = next(active.walk(position, HEADER_BYTES), None)
+        end_offset = offset if batch is None else batch.header.base_offset
+        self._lower_flushed(LogPosition(end_offset, active.base_offset, position))
         self._generation += 1
         self._hints.clear()
-        slot = max(bisect_right(self._bases, offset) - 1, 0)
         paths: list[Path] = []
         for segment in self._segments[slot + 1 :]:
             paths += self._retire(segment)
         del self._segments[slot + 1 :], self._bases[slot + 1 :]
-        active = self._active = self._segments[-1]
-        position = active.locate(offset)
-        end_offset = offset
-        if position < active.size_bytes:
-            end_offset = active.walk(position).__next__().header.base_offset
-            active.truncate(position, end_offset)
-        else:
-            active.sealed = False
+        self._active = active
+        active.truncate(position, end_offset)
         self._unsynced[active] = None
         self.end_offset = end_offset
+        # The batch that went as a whole may have begun below the start.
+        self.start_offset = min(self.start_offset, end_offset)
         self._end = LogPosition(end_offset, active.base_offset, active.size_bytes)
-        if self._flushed.offset > end_offset:
-            self._flushed = self._end
         self._roll_after_ms = _ASK_ALWAYS
         self._epochs.truncate_end(end_offset)
         self._latest_epoch = self._epochs.latest
@@ -860,10 +868,19 @@ class Log:
         if self.request_flush is not None:
             self.request_flush(self)
 
+    def _lower_flushed(self, position: LogPosition) -> None:
+        """Before a truncation: after a crash in the middle of it, a shorter log must not look like a damaged one."""
+        if self._flushed.offset > position.offset:
+            self._flushed = position
+            if self.before_truncate is not None:
+                self.before_truncate()
+
     def reset_to(self, offset: int) -> None:
         """Drop everything and go on at `offset`: for a follower whose leader has nothing older."""
         if not self._loaded:
             self._load()
+        self.start_offset = min(self.start_offset, offset)
+        self._lower_flushed(LogPosition(offset, self._bases[0], 0))
         self._generation += 1
         self._hints.clear()
         paths: list[Path] = []

@@ -19,8 +19,10 @@ After a clean stop nothing but these files is read at start. After a crash every
 from __future__ import annotations
 
 import fcntl
+import itertools
 import logging
 import os
+import threading
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -80,9 +82,14 @@ class LogDirectory:
             path.name, files=files, clock=clock, on_failure=self._flush_failed, checkpoint=self._recovery_points_later
         )
         self.on_failure: Callable[[LogDirectory], object] | None = None
+        self.checkpointed: set[TopicPartition] = set()
+        """The partitions that a checkpoint on disk may speak of."""
         self._files = files
         self._lock_fd = -1
-        self._last_written: dict[str, bytes] = {}
+        # The flusher's thread writes recovery points too: one at a time, and never an older state over a newer one.
+        self._writing = threading.Lock()
+        self._renderings = itertools.count(1)
+        self._written: dict[str, tuple[int, bytes]] = {}
 
     def __repr__(self) -> str:
         return f"LogDirectory({self.path}, {len(self.logs)} logs{', offline' if self.failure else ''})"
@@ -129,15 +136,34 @@ class LogDirectory:
     def start_offsets(self) -> dict[TopicPartition, int]:
         return {partition: log.start_offset for partition, log in self.logs.items() if log.start_offset > 0}
 
-    def write(self, name: str, data: bytes) -> None:
-        """Replace a checkpoint, unless it says the same already."""
-        if self.failure is None and self._last_written.get(name) != data:
-            self._files.replace_bytes(self.path / name, data)
-            self._last_written[name] = data
+    def render(self, name: str, offsets: Mapping[TopicPartition, int]) -> Callable[[], None]:
+        """The call that writes `offsets`, as they are now, to a checkpoint; it may be made in another thread."""
+        number = next(self._renderings)
+        data = checkpoint.render_offsets(offsets)
+        self.checkpointed.update(offsets)
+        return lambda: self._write(name, number, data)
+
+    def _write(self, name: str, number: int, data: bytes) -> None:
+        with self._writing:
+            last_number, last_data = self._written.get(name, (0, None))
+            if self.failure is None and number > last_number:
+                if data != last_data:
+                    self._files.replace_bytes(self.path / name, data)
+                self._written[name] = (number, data)
+
+    def write_offsets(self) -> None:
+        """Checkpoint recovery points and start offsets."""
+        self.render(checkpoint.RECOVERY_POINTS, self.recovery_points())()
+        self.render(checkpoint.LOG_STARTS, self.start_offsets())()
 
     def _recovery_points_later(self) -> Callable[[], object]:
-        data = checkpoint.render_offsets(self.recovery_points())
-        return lambda: self.write(checkpoint.RECOVERY_POINTS, data)
+        return self.render(checkpoint.RECOVERY_POINTS, self.recovery_points())
+
+    def forget_checkpointed(self, partition: TopicPartition) -> None:
+        """Before a log is made: what the checkpoints say of an earlier one of that name must not be taken for it."""
+        if partition in self.checkpointed:
+            self.write_offsets()
+            self.checkpointed = set(self.logs)
 
 
 class LogDirs:
@@ -246,6 +272,7 @@ class LogDirs:
         if not online:
             raise StorageError("no usable data directory")
         directory = min(online, key=lambda candidate: len(candidate.logs))
+        directory.forget_checkpointed(partition)
         path = directory.path / str(partition)
         self._files.make_directory(path)
         metadata = path / checkpoint.PARTITION_METADATA
@@ -295,6 +322,7 @@ class LogDirs:
         log = Log(path, config, clock=self._clock, files=self._files, state=state, cache=self._cache)
         log.request_flush = directory.flusher.request
         log.discard = self._discard
+        log.before_truncate = directory.write_offsets
         directory.logs[partition] = log
         self._by_partition[partition] = directory
         return log
@@ -328,6 +356,7 @@ class LogDirs:
         points = checkpoint.read_offsets(files, path / checkpoint.RECOVERY_POINTS)
         starts = checkpoint.read_offsets(files, path / checkpoint.LOG_STARTS)
         self.high_watermarks.update(checkpoint.read_offsets(files, path / checkpoint.HIGH_WATERMARKS) or {})
+        directory.checkpointed.update(points or {}, starts or {})
         names = files.names(path)
         if clean:
             # From here on a crash is a crash.
@@ -369,11 +398,10 @@ class LogDirs:
             if directory.failure is not None:
                 continue
             try:
-                directory.write(checkpoint.RECOVERY_POINTS, checkpoint.render_offsets(directory.recovery_points()))
-                directory.write(checkpoint.LOG_STARTS, checkpoint.render_offsets(directory.start_offsets()))
+                directory.write_offsets()
                 if high_watermarks is not None:
                     here = {tp: offset for tp, offset in high_watermarks.items() if tp in directory.logs}
-                    directory.write(checkpoint.HIGH_WATERMARKS, checkpoint.render_offsets(here))
+                    directory.render(checkpoint.HIGH_WATERMARKS, here)()
             except StorageError as error:
                 directory.fail(error)
 
@@ -382,7 +410,7 @@ class LogDirs:
         for directory in self.directories:
             if directory.failure is None:
                 try:
-                    directory.write(checkpoint.LOG_STARTS, checkpoint.render_offsets(directory.start_offsets()))
+                    directory.render(checkpoint.LOG_STARTS, directory.start_offsets())()
                 except StorageError as error:
                     directory.fail(error)
 

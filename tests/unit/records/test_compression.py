@@ -83,8 +83,8 @@ class TestOtherWriters:
     @pytest.mark.parametrize("level", [1, 3, 19])
     def test_zstd_streams_without_a_size(self, level: int) -> None:
         writer = zstandard.ZstdCompressor(level=level).compressobj()
-        frame = writer.compress(TEXT) + writer.flush()
-        assert bytes(decompress(Codec.ZSTD, frame)) == TEXT
+        frame = writer.compress(TEXT[:50_000]) + writer.flush()
+        assert bytes(decompress(Codec.ZSTD, frame)) == TEXT[:50_000]
 
     def test_ours_is_read_by_others(self) -> None:
         assert gzip.decompress(compress(Codec.GZIP, TEXT)) == TEXT
@@ -100,7 +100,7 @@ def bomb(codec: Codec, size: int) -> bytes:
         writer = zlib.compressobj(9, zlib.DEFLATED, 31)
         return b"".join(writer.compress(piece) for _ in range(count)) + writer.flush()
     if codec is Codec.ZSTD:
-        stream = zstandard.ZstdCompressor(level=19).compressobj()
+        stream = zstandard.ZstdCompressor(level=9).compressobj()
         return b"".join(stream.compress(piece) for _ in range(count)) + stream.flush()
     if codec is Codec.LZ4:
         frame = lz4.frame.LZ4FrameCompressor()
@@ -111,7 +111,7 @@ def bomb(codec: Codec, size: int) -> bytes:
 
 @pytest.mark.parametrize("codec", COMPRESSED)
 def test_bombs_stop_at_the_limit(codec: Codec) -> None:
-    data = bomb(codec, 200 << 20)
+    data = bomb(codec, 64 << 20)
     tracemalloc.start()
     try:
         refused(codec, data, 4 << 20)

@@ -176,6 +176,12 @@ class TestSettings:
         assert header.timestamp_type is TimestampType.LOG_APPEND and header.max_timestamp_ms == NOW_MS + 77
         assert [r.timestamp_ms for r in decode_records(stored)] == [NOW_MS + 77] * 3
 
+    def test_log_append_time_ignores_the_producers_clock(self, directory: Path) -> None:
+        log = open_log(directory, replace(CONFIG, timestamp_type=TimestampType.LOG_APPEND))
+        first = log.append(with_header(from_producer(1, 0), max_timestamp_ms=2**62), leader_epoch=0, now_ms=NOW_MS)
+        again = log.append(with_header(from_producer(1, 0), max_timestamp_ms=2**62), leader_epoch=0, now_ms=NOW_MS + 5)
+        assert again.duplicate and again.log_append_time_ms == first.log_append_time_ms == NOW_MS
+
     @pytest.mark.parametrize("name", ["uncompressed", "gzip", "snappy", "lz4", "zstd"])
     def test_a_topic_may_have_a_codec_of_its_own(self, directory: Path, name: str) -> None:
         log = open_log(directory, replace(CONFIG, compression_type=name))

@@ -229,6 +229,40 @@ class TestDeletion:
         dirs.close()
         assert not list(root.glob("*-delete"))
 
+    def test_checkpoints_of_an_old_log_are_not_taken_for_a_new_one(self, root: Path) -> None:
+        files = FaultyFiles(root)
+        dirs = open_dirs(root, files=files)
+        log = dirs.create_log(TP, uuid.uuid4())
+        add(log, 50)
+        log.delete_records_before(20)
+        log.flush()
+        dirs.checkpoint()
+        assert "topic 0 50" in (root / "recovery-point-offset-checkpoint").read_text()
+        dirs.delete_log(TP)
+        add(dirs.create_log(TP, uuid.uuid4()), 3)
+        dirs.abandon()
+        dirs = open_dirs(root)
+        log = dirs.logs()[TP]
+        assert log.failure is None
+        assert (log.start_offset, log.end_offset) == (0, 3)
+        dirs.close()
+
+    @pytest.mark.parametrize("lower", [0, 10, 35])
+    def test_a_truncated_log_is_not_taken_for_a_damaged_one(self, root: Path, lower: int) -> None:
+        dirs = open_dirs(root, config=replace(CONFIG, segment_bytes=1000))
+        log = dirs.create_log(TP, uuid.uuid4())
+        add(log, 50)
+        log.delete_records_before(5)
+        log.flush()
+        dirs.checkpoint()
+        log.truncate_to(lower)
+        dirs.abandon()
+        dirs = open_dirs(root)
+        log = dirs.logs()[TP]
+        assert log.failure is None
+        assert log.end_offset == lower
+        dirs.close()
+
     def test_the_longest_topic_name_can_be_deleted(self, root: Path) -> None:
         dirs = open_dirs(root)
         partition = TopicPartition("t" * 249, 123)

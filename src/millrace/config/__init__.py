@@ -1,0 +1,52 @@
+"""Settings by their Kafka names: the table (`table`), one broker's values (`broker`), topics and groups (`resolve`).
+
+Not here: what a setting does (that is where it is read), where dynamic values are kept (they are deltas, see
+`metadata.deltas`), and defaults of the command line. `docs/configuration.md` is made from the table by `page`.
+
+Invariants: a `BrokerConfig` only ever holds values that passed their rule; a value is looked up in the order dynamic
+(this broker), dynamic (cluster default), static (file and overrides), default. No value names code to load.
+"""
+
+from __future__ import annotations
+
+from millrace.config.broker import BrokerConfig, validate_dynamic_broker
+from millrace.config.files import Listener, parse_listeners, parse_properties
+from millrace.config.resolve import (
+    TopicConfig,
+    describe_broker,
+    describe_broker_defaults,
+    describe_client_metrics,
+    describe_group,
+    describe_topic,
+    group_value,
+    topic_config,
+    topic_value,
+    validate_overrides,
+)
+from millrace.config.setting import (
+    ConfigEntry,
+    ConfigSource,
+    ConfigSynonym,
+    Kind,
+    Scope,
+    Setting,
+    Update,
+    format_value,
+    parse_value,
+)
+from millrace.config.table import (
+    BROKER_SETTINGS,
+    CLIENT_METRICS_SETTINGS,
+    GROUP_SETTINGS,
+    SETTINGS,
+    TOPIC_SETTINGS,
+    find_setting,
+)
+
+__all__ = [
+    "BROKER_SETTINGS", "CLIENT_METRICS_SETTINGS", "GROUP_SETTINGS", "SETTINGS", "TOPIC_SETTINGS", "BrokerConfig",
+    "ConfigEntry", "ConfigSource", "ConfigSynonym", "Kind", "Listener", "Scope", "Setting", "TopicConfig", "Update",
+    "describe_broker", "describe_broker_defaults", "describe_client_metrics", "describe_group", "describe_topic",
+    "find_setting", "format_value", "group_value", "parse_listeners", "parse_properties", "parse_value", "topic_config",
+    "topic_value", "validate_dynamic_broker", "validate_overrides",
+]  # fmt: skip

@@ -1,0 +1,511 @@
+"""Every setting by its Kafka name: type, default, rule, scope and meaning.
+
+Names and defaults are Kafka 4.3's; the few that differ or are new say so in their text.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+from millrace.config.setting import (
+    INT_MAX,
+    LONG_MAX,
+    Check,
+    Kind,
+    Scope,
+    Setting,
+    Synonym,
+    Update,
+    Value,
+    at_least,
+    between,
+    gzip_level,
+    offset_reset,
+    one_of,
+    throttled_replicas,
+    unique_items,
+    unlimited_or_positive,
+)
+from millrace.errors import ConfigError
+
+_SECOND_MS: Final = 1000
+_MINUTE_MS: Final = 60 * _SECOND_MS
+_HOUR_MS: Final = 60 * _MINUTE_MS
+_DAY_MS: Final = 24 * _HOUR_MS
+_MIB: Final = 1024 * 1024
+
+_NOT_USED = " Accepted so that existing files work; it has no effect here."
+_RESERVED = " Reserved: security settings have no effect yet, and a listener that needs them is refused."
+
+_CODECS: Final = ("producer", "uncompressed", "none", "gzip", "snappy", "lz4", "zstd")
+
+
+def _topic(
+    name: str,
+    kind: Kind,
+    default: Value,
+    doc: str,
+    check: Check | None = None,
+    broker: str | tuple[Synonym, ...] = (),
+    *,
+    hidden: bool = False,
+) -> Setting:
+    synonyms = (Synonym(broker),) if isinstance(broker, str) else broker
+    return Setting(name, kind, default, doc, Scope.TOPIC, check, Update.CLUSTER_WIDE, synonyms, hidden=hidden)
+
+
+def _broker(
+    name: str, kind: Kind, default: Value, doc: str, check: Check | None = None, update: Update = Update.READ_ONLY
+) -> Setting:
+    return Setting(name, kind, default, doc, Scope.BROKER, check, update)
+
+
+def _group(
+    name: str, kind: Kind, default: Value, doc: str, check: Check | None = None, *, bounded: bool = True
+) -> Setting:
+    family, _, rest = name.partition(".")
+    synonyms = (Synonym(f"group.{name}"),) if bounded else ()
+    bounds = (f"group.{family}.min.{rest}", f"group.{family}.max.{rest}") if bounded else None
+    return Setting(name, kind, default, doc, Scope.GROUP, check, Update.CLUSTER_WIDE, synonyms, bounds)
+
+
+_B, _S, _I, _H, _L, _D, _LIST, _PASSWORD = (
+    Kind.BOOLEAN,
+    Kind.STRING,
+    Kind.INT,
+    Kind.SHORT,
+    Kind.LONG,
+    Kind.DOUBLE,
+    Kind.LIST,
+    Kind.PASSWORD,
+)
+
+_RETENTION_SYNONYMS: Final = (
+    Synonym("log.retention.ms"),
+    Synonym("log.retention.minutes", _MINUTE_MS),
+    Synonym("log.retention.hours", _HOUR_MS),
+)
+
+# fmt: off
+_TOPIC_SETTINGS: Final = (
+    _topic("cleanup.policy", _LIST, ("delete",),
+        "What happens to old records: `delete` drops whole segments past retention, `compact` keeps the last "
+        "record per key; both may be named. Empty keeps everything.",
+        unique_items("compact", "delete"), "log.cleanup.policy"),
+    _topic("compression.gzip.level", _I, -1,
+        "Level used when the broker recompresses to gzip (-1: the codec's own).",
+        gzip_level, "compression.gzip.level"),
+    _topic("compression.lz4.level", _I, 9,
+        "Level used when the broker recompresses to lz4.", between(1, 17), "compression.lz4.level"),
+    _topic("compression.type", _S, "producer",
+        "Codec of stored batches; `producer` keeps what the producer chose, and then batches are stored untouched.",
+        one_of(*_CODECS), "compression.type"),
+    _topic("compression.zstd.level", _I, 3,
+        "Level used when the broker recompresses to zstd.", between(-131072, 22), "compression.zstd.level"),
+    _topic("delete.retention.ms", _L, _DAY_MS,
+        "How long a tombstone survives in a compacted topic.", at_least(0), "log.cleaner.delete.retention.ms"),
+    _topic("file.delete.delay.ms", _L, _MINUTE_MS,
+        "How long the files of a removed segment stay on disk.", at_least(0), "log.segment.delete.delay.ms"),
+    _topic("flush.messages", _L, LONG_MAX,
+        "Force a disk flush after this many records; 1 means after every batch.",
+        at_least(1), "log.flush.interval.messages"),
+    _topic("flush.mode", _S, "group",
+        "When data reaches the disk, a setting of millrace: `group` answers acks=all after a flush shared by "
+        "every waiting request; `os` leaves flushing to the operating system, as Kafka does by default; "
+        "`interval` flushes by flush.ms and flush.messages only.", one_of("group", "os", "interval"), "flush.mode"),
+    _topic("flush.ms", _L, LONG_MAX,
+        "Force a disk flush of data older than this.",
+        at_least(0), (Synonym("log.flush.interval.ms"), Synonym("log.flush.scheduler.interval.ms"))),
+    _topic("follower.replication.throttled.replicas", _LIST, (),
+        "Replicas whose following is throttled: partition:broker pairs, or * for all.", throttled_replicas),
+    _topic("index.interval.bytes", _I, 4096,
+        "One entry in the offset index per this many bytes of log.", at_least(0), "log.index.interval.bytes"),
+    _topic("leader.replication.throttled.replicas", _LIST, (),
+        "Replicas whose leader throttles what they read: partition:broker pairs, or * for all.", throttled_replicas),
+    _topic("local.retention.bytes", _L, -2,
+        "Local size limit with tiered storage (-2: as retention.bytes)." + _NOT_USED,
+        at_least(-2), "log.local.retention.bytes"),
+    _topic("local.retention.ms", _L, -2,
+        "Local age limit with tiered storage (-2: as retention.ms)." + _NOT_USED,
+        at_least(-2), "log.local.retention.ms"),
+    _topic("max.compaction.lag.ms", _L, LONG_MAX,
+        "A record is compacted at the latest after this time.", at_least(1), "log.cleaner.max.compaction.lag.ms"),
+    _topic("max.message.bytes", _I, _MIB + 12,
+        "Largest record batch accepted, after compression.", at_least(0), "message.max.bytes"),
+    _topic("message.timestamp.after.max.ms", _L, _HOUR_MS,
+        "How far ahead of the broker's clock a record's timestamp may be (CreateTime only).",
+        at_least(0), "log.message.timestamp.after.max.ms"),
+    _topic("message.timestamp.before.max.ms", _L, LONG_MAX,
+        "How far behind the broker's clock a record's timestamp may be (CreateTime only).",
+        at_least(0), "log.message.timestamp.before.max.ms"),
+    _topic("message.timestamp.type", _S, "CreateTime",
+        "Whose clock stamps records: the producer's or the broker's.",
+        one_of("CreateTime", "LogAppendTime"), "log.message.timestamp.type"),
+    _topic("min.cleanable.dirty.ratio", _D, 0.5,
+        "Share of uncompacted bytes from which a log is compacted.",
+        between(0, 1), "log.cleaner.min.cleanable.ratio"),
+    _topic("min.compaction.lag.ms", _L, 0,
+        "A record stays uncompacted at least this long.", at_least(0), "log.cleaner.min.compaction.lag.ms"),
+    _topic("min.insync.replicas", _I, 1,
+        "In-sync replicas that acks=all needs; with fewer the write is refused.",
+        at_least(1), "min.insync.replicas"),
+    _topic("preallocate", _B, False, "Reserve a segment's disk space when it is made.", None, "log.preallocate"),
+    _topic("remote.log.copy.disable", _B, False, "Stop copying to tiered storage." + _NOT_USED),
+    _topic("remote.log.delete.on.disable", _B, False, "Delete tiered data when tiering is switched off." + _NOT_USED),
+    _topic("remote.storage.enable", _B, False,
+        "Tiered storage; only false is possible here.",
+        lambda value: "tiered storage is not available, so it must be false" if value else None),
+    _topic("retention.bytes", _L, -1,
+        "Size per partition beyond which old segments go (-1: no limit).", None, "log.retention.bytes"),
+    _topic("retention.ms", _L, 7 * _DAY_MS,
+        "Age beyond which old segments go (-1: no limit).",
+        at_least(-1), _RETENTION_SYNONYMS),
+    _topic("segment.bytes", _I, 1024 * _MIB,
+        "Size at which a new segment file begins.", at_least(_MIB), "log.segment.bytes"),
+    _topic("segment.index.bytes", _I, 10 * _MIB,
+        "Largest size of an index file.", at_least(4), "log.index.size.max.bytes"),
+    _topic("segment.jitter.ms", _L, 0,
+        "Random part taken off segment.ms, so that segments do not all roll at once.",
+        at_least(0), (Synonym("log.roll.jitter.ms"), Synonym("log.roll.jitter.hours", _HOUR_MS))),
+    _topic("segment.ms", _L, 7 * _DAY_MS,
+        "Age at which a new segment begins even if the old one is not full.",
+        at_least(1), (Synonym("log.roll.ms"), Synonym("log.roll.hours", _HOUR_MS))),
+    _topic("unclean.leader.election.enable", _B, False,
+        "Let a replica that lost records become leader when no other is left; this loses acknowledged data.",
+        None, "unclean.leader.election.enable"),
+    _topic("internal.segment.bytes", _I, None, "A segment.bytes without its lower limit.", at_least(1), hidden=True),
+)
+# fmt: on
+
+# fmt: off
+_GROUP_SETTINGS: Final = (
+    _group("consumer.assignment.interval.ms", _I, 1000,
+        "Shortest time between two assignments of a consumer group.", at_least(0)),
+    _group("consumer.heartbeat.interval.ms", _I, 5000, "How often members of a consumer group report.", at_least(1)),
+    _group("consumer.session.timeout.ms", _I, 45000,
+        "Silence after which a member of a consumer group is removed.", at_least(1)),
+    _group("share.assignment.interval.ms", _I, 1000,
+        "Shortest time between two assignments of a share group.", at_least(0)),
+    _group("share.auto.offset.reset", _S, "latest",
+        "Where a share group begins on a partition it has not read.", offset_reset, bounded=False),
+    _group("share.delivery.count.limit", _I, 5,
+        "Deliveries of a record before a share group gives it up.", at_least(2)),
+    _group("share.heartbeat.interval.ms", _I, 5000, "How often members of a share group report.", at_least(1)),
+    _group("share.isolation.level", _S, "read_uncommitted",
+        "Whether a share group sees uncommitted records.",
+        one_of("read_committed", "read_uncommitted"), bounded=False),
+    _group("share.partition.max.record.locks", _I, 2000,
+        "Records of one partition a share group may hold at once.", at_least(100)),
+    _group("share.record.lock.duration.ms", _I, 30000,
+        "How long a share group's member holds a record.", at_least(1000)),
+    _group("share.renew.acknowledge.enable", _B, True,
+        "Whether a member may prolong its hold on a record.", bounded=False),
+    _group("share.session.timeout.ms", _I, 45000,
+        "Silence after which a member of a share group is removed.", at_least(1)),
+)
+# fmt: on
+
+# fmt: off
+_CLIENT_METRICS_SETTINGS: Final = (
+    Setting("interval.ms", _I, 5 * _MINUTE_MS,
+        "How often matching clients push their metrics.",
+        Scope.CLIENT_METRICS, between(100, _HOUR_MS), Update.CLUSTER_WIDE),
+    Setting("match", _LIST, (),
+        "Which clients: name=regular expression pairs, such as client_id=web.*",
+        Scope.CLIENT_METRICS, None, Update.CLUSTER_WIDE),
+    Setting("metrics", _LIST, (),
+        "Prefixes of the metric names wanted; empty means none, * means all.",
+        Scope.CLIENT_METRICS, None, Update.CLUSTER_WIDE),
+)
+# fmt: on
+
+_CW, _PB = Update.CLUSTER_WIDE, Update.PER_BROKER
+
+# fmt: off
+_BROKER_SETTINGS: Final = (
+    # identity and network
+    _broker("broker.id", _I, 1, "This broker's number; node.id is the same and wins.", at_least(0)),
+    _broker("node.id", _I, None, "This broker's number, by KRaft's name.", at_least(0)),
+    _broker("broker.rack", _S, None, "Where this broker stands; replicas of a partition are spread over racks."),
+    _broker("listeners", _LIST, ("PLAINTEXT://:9092",),
+        "Where to listen: NAME://host:port. An empty host is every interface, port 0 a free port.",
+        unique_items(empty=False)),
+    _broker("advertised.listeners", _LIST, None,
+        "What clients are told to connect to, where it differs.", unique_items(empty=False)),
+    _broker("listener.security.protocol.map", _S,
+        "PLAINTEXT:PLAINTEXT,SSL:SSL,SASL_PLAINTEXT:SASL_PLAINTEXT,SASL_SSL:SASL_SSL",
+        "Which protocol a listener's name stands for."),
+    _broker("inter.broker.listener.name", _S, None, "The listener brokers use among themselves."),
+    _broker("security.inter.broker.protocol", _S, "PLAINTEXT",
+        "The protocol brokers use among themselves.", one_of("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")),
+    _broker("num.network.threads", _I, 3, "Threads for sockets." + _NOT_USED, at_least(1), _CW),
+    _broker("num.io.threads", _I, 8, "Threads for requests." + _NOT_USED, at_least(1), _CW),
+    _broker("background.threads", _I, 10, "Threads for housekeeping." + _NOT_USED, at_least(1), _CW),
+    _broker("queued.max.requests", _I, 500, "Requests in flight before the broker stops reading.", at_least(1)),
+    _broker("queued.max.request.bytes", _L, -1,
+        "Bytes of requests in flight before the broker stops reading (-1: the broker's own budget)."),
+    _broker("socket.request.max.bytes", _I, 100 * _MIB, "Largest request accepted.", at_least(1)),
+    _broker("socket.send.buffer.bytes", _I, 102400, "Send buffer of a socket (-1: the system's)."),
+    _broker("socket.receive.buffer.bytes", _I, 102400, "Receive buffer of a socket (-1: the system's)."),
+    _broker("socket.listen.backlog.size", _I, 50, "Connections that may wait to be accepted.", at_least(1)),
+    _broker("connections.max.idle.ms", _L, 10 * _MINUTE_MS, "A connection silent for this long is closed."),
+    _broker("connection.failed.authentication.delay.ms", _I, 100,
+        "Wait before a failed login is answered.", at_least(0)),
+    _broker("max.connections", _I, INT_MAX, "Connections in all.", at_least(0), _CW),
+    _broker("max.connections.per.ip", _I, INT_MAX, "Connections from one address.", at_least(0), _CW),
+    _broker("max.connections.per.ip.overrides", _S, "",
+        "Other limits for some addresses: address:count,...", None, _CW),
+    _broker("max.connection.creation.rate", _I, INT_MAX, "New connections per second.", at_least(0), _CW),
+    _broker("request.timeout.ms", _I, 30000, "How long the broker waits for an answer of another broker."),
+    _broker("fetch.max.bytes", _I, 55 * _MIB, "Most bytes in one fetch answer.", at_least(1024)),
+    _broker("max.incremental.fetch.session.cache.slots", _I, 1000, "Fetch sessions kept.", at_least(0)),
+    _broker("max.request.partition.size.limit", _I, 2000,
+        "Most partitions in one page of DescribeTopicPartitions.", at_least(1)),
+    # logs
+    _broker("log.dir", _LIST, ("/tmp/millrace-logs",),  # noqa: S108 - as Kafka does
+        "Where data is kept, if log.dirs is not set.", unique_items(empty=False)),
+    _broker("log.dirs", _LIST, None, "Directories where data is kept.", unique_items(empty=False)),
+    _broker("num.partitions", _I, 1, "Partitions of a topic whose maker did not say.", at_least(1)),
+    _broker("default.replication.factor", _I, 1, "Replicas of a topic whose maker did not say.", at_least(1)),
+    _broker("auto.create.topics.enable", _B, True, "Make a topic when a client first asks for it."),
+    _broker("delete.topic.enable", _B, True, "Let clients delete topics."),
+    _broker("log.retention.ms", _L, None, "Default of retention.ms.", unlimited_or_positive, _CW),
+    _broker("log.retention.minutes", _I, None,
+        "Default of retention.ms, in minutes, if log.retention.ms is unset.", unlimited_or_positive),
+    _broker("log.retention.hours", _I, 168,
+        "Default of retention.ms, in hours, if the finer ones are unset.", unlimited_or_positive),
+    _broker("log.roll.ms", _L, None, "Default of segment.ms.", None, _CW),
+    _broker("log.roll.hours", _I, 168, "Default of segment.ms, in hours, if log.roll.ms is unset.", at_least(1)),
+    _broker("log.roll.jitter.ms", _L, None, "Default of segment.jitter.ms.", None, _CW),
+    _broker("log.roll.jitter.hours", _I, 0, "Default of segment.jitter.ms, in hours.", at_least(0)),
+    _broker("log.flush.interval.ms", _L, None, "Default of flush.ms.", None, _CW),
+    _broker("log.flush.scheduler.interval.ms", _L, LONG_MAX, "How often flush.ms is looked at; also its default."),
+    _broker("log.flush.offset.checkpoint.interval.ms", _I, 60000,
+        "How often recovery points are saved.", at_least(0)),
+    _broker("log.flush.start.offset.checkpoint.interval.ms", _I, 60000,
+        "How often log start offsets are saved.", at_least(0)),
+    _broker("log.retention.check.interval.ms", _L, 5 * _MINUTE_MS, "How often retention is enforced.", at_least(1)),
+    _broker("log.initial.task.delay.ms", _L, 30000, "Wait after start before the first housekeeping.", at_least(0)),
+    _broker("log.dir.failure.timeout.ms", _L, 30000,
+        "How long a broker with a failed directory stays up when it cannot report that.", at_least(1)),
+    _broker("num.recovery.threads.per.data.dir", _I, 2,
+        "Threads that check logs after an unclean stop.", at_least(1), _CW),
+    _broker("log.cleaner.enable", _B, True, "Compaction on or off."),
+    _broker("log.cleaner.threads", _I, 1, "Compactions at a time.", at_least(0), _CW),
+    _broker("log.cleaner.dedupe.buffer.size", _L, 128 * _MIB, "Memory for the key map of a compaction.", None, _CW),
+    _broker("log.cleaner.io.buffer.size", _I, 512 * 1024,
+        "Memory for reading and writing in a compaction.", at_least(0), _CW),
+    _broker("log.cleaner.dedupe.buffer.load.factor", _D, 0.9, "How full the key map may get.", None, _CW),
+    _broker("log.cleaner.io.max.bytes.per.second", _D, 1.7976931348623157e+308,
+        "Speed limit of compaction.", None, _CW),
+    _broker("log.cleaner.backoff.ms", _L, 15000, "Wait when there is nothing to compact.", at_least(0), _CW),
+    _broker("producer.id.expiration.ms", _I, _DAY_MS,
+        "A producer silent for this long is forgotten.", at_least(1), _CW),
+    # replication
+    _broker("replica.lag.time.max.ms", _L, 30000, "A follower behind for this long leaves the in-sync set."),
+    _broker("replica.socket.timeout.ms", _I, 30000, "Timeout of a follower's requests."),
+    _broker("replica.socket.receive.buffer.bytes", _I, 65536, "Receive buffer of a follower's socket."),
+    _broker("replica.fetch.max.bytes", _I, _MIB, "Bytes per partition a follower asks for.", at_least(0)),
+    _broker("replica.fetch.wait.max.ms", _I, 500, "How long a follower's fetch may wait for data."),
+    _broker("replica.fetch.min.bytes", _I, 1, "Bytes a follower's fetch waits for."),
+    _broker("replica.fetch.backoff.ms", _I, 1000, "Wait of a follower after an error.", at_least(0)),
+    _broker("replica.fetch.response.max.bytes", _I, 10 * _MIB, "Bytes a follower's fetch may bring.", at_least(0)),
+    _broker("num.replica.fetchers", _I, 1, "Connections to each leader for following.", at_least(1), _CW),
+    _broker("replica.high.watermark.checkpoint.interval.ms", _L, 5000, "How often high watermarks are saved."),
+    _broker("replica.selector.class", _S, None,
+        "Which replica a consumer is sent to: empty for the leader, or the name of Kafka's RackAwareReplicaSelector."),
+    _broker("auto.leader.rebalance.enable", _B, True, "Give leadership back to preferred leaders."),
+    _broker("leader.imbalance.check.interval.seconds", _L, 300, "How often leadership is looked at.", at_least(1)),
+    _broker("controlled.shutdown.enable", _B, True, "Hand leadership over before stopping."),
+    _broker("broker.heartbeat.interval.ms", _I, 2000, "How often brokers report to the controller."),
+    _broker("broker.session.timeout.ms", _I, 9000, "Silence after which the controller fences a broker."),
+    _broker("leader.replication.throttled.rate", _L, LONG_MAX,
+        "Bytes per second for throttled leaders.", at_least(0), _CW),
+    _broker("follower.replication.throttled.rate", _L, LONG_MAX,
+        "Bytes per second for throttled followers.", at_least(0), _CW),
+    _broker("replica.alter.log.dirs.io.max.bytes.per.second", _L, LONG_MAX,
+        "Speed of moves between directories.", at_least(0), _CW),
+    # groups and coordinators
+    _broker("offsets.topic.num.partitions", _I, 50, "Partitions of __consumer_offsets.", at_least(1)),
+    _broker("offsets.topic.replication.factor", _H, 3,
+        "Replicas of __consumer_offsets; on a cluster with fewer brokers, as many as there are.", at_least(1)),
+    _broker("offsets.topic.segment.bytes", _I, 100 * _MIB, "Segment size of __consumer_offsets.", at_least(1)),
+    _broker("offsets.topic.compression.codec", _I, 0, "Codec (by number) of batches in __consumer_offsets."),
+    _broker("offsets.load.buffer.size", _I, 5 * _MIB, "Bytes read at a time when offsets are loaded.", at_least(1)),
+    _broker("offsets.commit.timeout.ms", _I, 5000, "How long a commit may wait for the offsets topic.", at_least(1)),
+    _broker("offsets.retention.minutes", _I, 10080, "How long offsets outlive their group.", at_least(1)),
+    _broker("offsets.retention.check.interval.ms", _L, 600000,
+        "How often stale offsets are looked for.", at_least(1)),
+    _broker("offset.metadata.max.bytes", _I, 4096, "Largest note stored beside an offset."),
+    _broker("group.min.session.timeout.ms", _I, 6000, "Shortest session a classic member may ask for."),
+    _broker("group.max.session.timeout.ms", _I, 1800000, "Longest session a classic member may ask for."),
+    _broker("group.initial.rebalance.delay.ms", _I, 3000, "How long a new group waits for more members."),
+    _broker("group.max.size", _I, INT_MAX, "Members of one classic group.", at_least(1)),
+    _broker("group.coordinator.rebalance.protocols", _LIST, ("classic", "consumer", "streams"),
+        "Group protocols offered.", unique_items("classic", "consumer", "streams", "share", empty=False)),
+    _broker("group.coordinator.append.linger.ms", _I, -1,
+        "How long writes of the coordinator wait to be batched.", at_least(-1)),
+    _broker("group.coordinator.threads", _I, 4, "Threads of the coordinator." + _NOT_USED, at_least(1)),
+    _broker("group.consumer.assignors", _LIST, ("uniform", "range"),
+        "Assignors a consumer group may use.", unique_items(empty=False)),
+    _broker("group.consumer.migration.policy", _S, "bidirectional",
+        "Which changes between protocols a live group may make.",
+        one_of("bidirectional", "upgrade", "downgrade", "disabled")),
+    _broker("group.consumer.max.size", _I, INT_MAX, "Members of one consumer group.", at_least(1)),
+    _broker("group.consumer.regex.refresh.interval.ms", _I, 600000,
+        "How often topic patterns are matched again.", at_least(10000)),
+    _broker("group.consumer.session.timeout.ms", _I, 45000, "Default of consumer.session.timeout.ms.", at_least(1)),
+    _broker("group.consumer.min.session.timeout.ms", _I, 45000, "Lower limit of it.", at_least(1)),
+    _broker("group.consumer.max.session.timeout.ms", _I, 60000, "Upper limit of it.", at_least(1)),
+    _broker("group.consumer.heartbeat.interval.ms", _I, 5000,
+        "Default of consumer.heartbeat.interval.ms.", at_least(1)),
+    _broker("group.consumer.min.heartbeat.interval.ms", _I, 5000, "Lower limit of it.", at_least(1)),
+    _broker("group.consumer.max.heartbeat.interval.ms", _I, 15000, "Upper limit of it.", at_least(1)),
+    _broker("group.consumer.assignment.interval.ms", _I, 1000,
+        "Default of consumer.assignment.interval.ms.", at_least(0), _CW),
+    _broker("group.consumer.min.assignment.interval.ms", _I, 0, "Lower limit of it.", at_least(0)),
+    _broker("group.consumer.max.assignment.interval.ms", _I, 15000, "Upper limit of it.", at_least(0)),
+    # share groups
+    _broker("group.share.max.size", _I, 200, "Members of one share group.", between(1, 1000)),
+    _broker("group.share.max.share.sessions", _I, 2000, "Share sessions kept.", at_least(1)),
+    _broker("group.share.assignors", _LIST, ("simple",),
+        "Assignors a share group may use.", unique_items(empty=False)),
+    _broker("group.share.session.timeout.ms", _I, 45000, "Default of share.session.timeout.ms.", at_least(1)),
+    _broker("group.share.min.session.timeout.ms", _I, 45000, "Lower limit of it.", at_least(1)),
+    _broker("group.share.max.session.timeout.ms", _I, 60000, "Upper limit of it.", at_least(1)),
+    _broker("group.share.heartbeat.interval.ms", _I, 5000, "Default of share.heartbeat.interval.ms.", at_least(1)),
+    _broker("group.share.min.heartbeat.interval.ms", _I, 5000, "Lower limit of it.", at_least(1)),
+    _broker("group.share.max.heartbeat.interval.ms", _I, 15000, "Upper limit of it.", at_least(1)),
+    _broker("group.share.assignment.interval.ms", _I, 1000,
+        "Default of share.assignment.interval.ms.", at_least(0), _CW),
+    _broker("group.share.min.assignment.interval.ms", _I, 0, "Lower limit of it.", at_least(0)),
+    _broker("group.share.max.assignment.interval.ms", _I, 15000, "Upper limit of it.", at_least(0)),
+    _broker("group.share.record.lock.duration.ms", _I, 30000,
+        "Default of share.record.lock.duration.ms.", between(1000, 3600000)),
+    _broker("group.share.min.record.lock.duration.ms", _I, 15000, "Lower limit of it.", between(1000, 30000)),
+    _broker("group.share.max.record.lock.duration.ms", _I, 60000, "Upper limit of it.", between(30000, 3600000)),
+    _broker("group.share.delivery.count.limit", _I, 5, "Default of share.delivery.count.limit.", between(2, 10)),
+    _broker("group.share.min.delivery.count.limit", _I, 2, "Lower limit of it.", between(2, 5)),
+    _broker("group.share.max.delivery.count.limit", _I, 10, "Upper limit of it.", between(5, 25)),
+    _broker("group.share.partition.max.record.locks", _I, 2000,
+        "Default of share.partition.max.record.locks.", between(100, 10000)),
+    _broker("group.share.min.partition.max.record.locks", _I, 100, "Lower limit of it.", between(100, 2000)),
+    _broker("group.share.max.partition.max.record.locks", _I, 4000, "Upper limit of it.", between(2000, 10000)),
+    _broker("share.coordinator.state.topic.num.partitions", _I, 50,
+        "Partitions of __share_group_state.", at_least(1)),
+    _broker("share.coordinator.state.topic.replication.factor", _H, 3,
+        "Replicas of __share_group_state; on a cluster with fewer brokers, as many as there are.", at_least(1)),
+    _broker("share.coordinator.state.topic.min.isr", _H, 2,
+        "min.insync.replicas of __share_group_state; never more than its replicas.", at_least(1)),
+    _broker("share.coordinator.state.topic.segment.bytes", _I, 100 * _MIB, "Segment size of it.", at_least(1)),
+    # transactions
+    _broker("transaction.state.log.num.partitions", _I, 50, "Partitions of __transaction_state.", at_least(1)),
+    _broker("transaction.state.log.replication.factor", _H, 3,
+        "Replicas of __transaction_state; on a cluster with fewer brokers, as many as there are.", at_least(1)),
+    _broker("transaction.state.log.min.isr", _I, 2,
+        "min.insync.replicas of __transaction_state; never more than its replicas.", at_least(1)),
+    _broker("transaction.state.log.segment.bytes", _I, 100 * _MIB, "Segment size of it.", at_least(1)),
+    _broker("transaction.max.timeout.ms", _I, 900000, "Longest transaction a producer may ask for.", at_least(1)),
+    _broker("transactional.id.expiration.ms", _I, 7 * _DAY_MS,
+        "An unused transactional id is forgotten after this.", at_least(1)),
+    _broker("transaction.abort.timed.out.transaction.cleanup.interval.ms", _I, 10000,
+        "How often transactions that ran out of time are looked for.", at_least(1)),
+    _broker("transaction.remove.expired.transaction.cleanup.interval.ms", _I, 3600000,
+        "How often expired transactional ids are looked for.", at_least(1)),
+    _broker("transaction.partition.verification.enable", _B, True,
+        "Check that a partition belongs to the transaction before appending to it.", None, _CW),
+    # quotas
+    _broker("quota.window.num", _I, 11, "Samples kept for client quotas.", at_least(1)),
+    _broker("quota.window.size.seconds", _I, 1, "Length of a sample.", at_least(1)),
+    _broker("controller.quota.window.num", _I, 11, "Samples kept for the controller's quota.", at_least(1)),
+    _broker("controller.quota.window.size.seconds", _I, 1, "Length of a sample.", at_least(1)),
+    _broker("replication.quota.window.num", _I, 11, "Samples kept for replication quotas.", at_least(1)),
+    _broker("replication.quota.window.size.seconds", _I, 1, "Length of a sample.", at_least(1)),
+    # coordination
+    _broker("zookeeper.connect", _S, None,
+        "The ZooKeeper ensemble, host:port,...[/path]; without it a single broker keeps its metadata in metadata.db."),
+    _broker("zookeeper.session.timeout.ms", _I, 6000,
+        "Silence after which ZooKeeper takes a broker for dead; shorter than Kafka's 18000.", at_least(1)),
+    _broker("zookeeper.connection.timeout.ms", _I, None,
+        "How long a start waits for ZooKeeper (default: the session timeout).", at_least(1)),
+    _broker("zookeeper.max.in.flight.requests", _I, 10, "Requests to ZooKeeper at a time.", at_least(1)),
+    # security, declared so that secrets are known as such
+    _broker("sasl.enabled.mechanisms", _LIST, ("GSSAPI",), "Ways to log in." + _RESERVED),
+    _broker("sasl.jaas.config", _PASSWORD, None, "Login settings." + _RESERVED, None, _PB),
+    _broker("sasl.mechanism.inter.broker.protocol", _S, "GSSAPI", "How brokers log in to each other." + _RESERVED),
+    _broker("ssl.client.auth", _S, "none",
+        "Whether clients must show a certificate." + _RESERVED, one_of("required", "requested", "none"), _PB),
+    _broker("ssl.key.password", _PASSWORD, None, "Password of the private key." + _RESERVED, None, _PB),
+    _broker("ssl.keystore.certificate.chain", _PASSWORD, None, "Certificates in PEM form." + _RESERVED, None, _PB),
+    _broker("ssl.keystore.key", _PASSWORD, None, "Private key in PEM form." + _RESERVED, None, _PB),
+    _broker("ssl.keystore.location", _S, None, "File with certificate and key." + _RESERVED, None, _PB),
+    _broker("ssl.keystore.password", _PASSWORD, None, "Password of that file." + _RESERVED, None, _PB),
+    _broker("ssl.keystore.type", _S, "JKS", "Format of that file." + _RESERVED, None, _PB),
+    _broker("ssl.truststore.certificates", _PASSWORD, None,
+        "Trusted certificates in PEM form." + _RESERVED, None, _PB),
+    _broker("ssl.truststore.location", _S, None, "File with trusted certificates." + _RESERVED, None, _PB),
+    _broker("ssl.truststore.password", _PASSWORD, None, "Password of that file." + _RESERVED, None, _PB),
+    _broker("ssl.truststore.type", _S, "JKS", "Format of that file." + _RESERVED, None, _PB),
+    _broker("super.users", _S, "", "Principals that may do everything." + _RESERVED),
+)
+# fmt: on
+
+FOREIGN_NAMES: Final = re.compile(
+    r"(process\.roles|controller\.(quorum|listener)\..*|metadata\.log\..*|metadata\.max\..*|metric\.reporters"
+    r"|metrics\.(num\.samples|recording\.level|sample\.window\.ms)|auto\.include\.jmx\.reporter"
+    r"|remote\.log\.(?!copy|delete).*|eligible\.leader\.replicas\..*|initial\.broker\.registration\.timeout\.ms"
+    r"|offsets\.topic\.cleanup\..*|group\.streams\..*|.*\.purgatory\.purge\.interval\.requests)\Z"
+)
+"""Names in a Kafka broker's own file that have no meaning here: reported by `BrokerConfig.ignored`, not refused."""
+
+
+def _derived_broker_settings() -> Iterator[Setting]:
+    """The broker-wide default of each topic setting that has exactly one, with the topic setting's own rule."""
+    for topic in _TOPIC_SETTINGS:
+        if len(topic.synonyms) == 1:
+            doc = f"Default of the topic setting {topic.name}."
+            yield _broker(topic.synonyms[0].name, topic.kind, topic.default, doc, topic.check, Update.CLUSTER_WIDE)
+
+
+def _table(settings: Iterable[Setting]) -> dict[str, Setting]:
+    return {setting.name: setting for setting in sorted(settings, key=lambda setting: setting.name)}
+
+
+BROKER_SETTINGS: Final[Mapping[str, Setting]] = _table([*_BROKER_SETTINGS, *_derived_broker_settings()])
+TOPIC_SETTINGS: Final[Mapping[str, Setting]] = _table(_TOPIC_SETTINGS)
+GROUP_SETTINGS: Final[Mapping[str, Setting]] = _table(_GROUP_SETTINGS)
+CLIENT_METRICS_SETTINGS: Final[Mapping[str, Setting]] = _table(_CLIENT_METRICS_SETTINGS)
+SETTINGS: Final[Mapping[Scope, Mapping[str, Setting]]] = {
+    Scope.BROKER: BROKER_SETTINGS,
+    Scope.TOPIC: TOPIC_SETTINGS,
+    Scope.GROUP: GROUP_SETTINGS,
+    Scope.CLIENT_METRICS: CLIENT_METRICS_SETTINGS,
+}
+
+# Broker settings that are one thing in several units; a lookup of any of them shows them all.
+BROKER_FAMILIES: Final[Mapping[str, tuple[str, ...]]] = {
+    synonym.name: tuple(other.name for other in topic.synonyms)
+    for topic in _TOPIC_SETTINGS
+    for synonym in topic.synonyms
+    if len(topic.synonyms) > 1
+}
+
+
+def find_setting(scope: Scope, name: str) -> Setting:
+    """The row called `name`; a ConfigError suggests the nearest names where there is none."""
+    setting = SETTINGS[scope].get(name)
+    if setting is None:
+        near = _nearest(scope, name[:100])
+        hint = f" (did you mean {' or '.join(near)}?)" if near else ""
+        raise ConfigError(f"unknown {scope.value} setting {name[:100]!r}{hint}")
+    return setting
+
+
+def _nearest(scope: Scope, name: str) -> list[str]:
+    # Comparing with every name takes milliseconds, and a request may hold thousands of unknown names.
+    words = set(name.split("."))
+    by_words = sorted(SETTINGS[scope], key=lambda other: len(words.intersection(other.split("."))), reverse=True)
+    return difflib.get_close_matches(name, by_words[:10], n=2)
