@@ -192,8 +192,8 @@ class BrokerConfig:
         return setting.default
 
     def __repr__(self) -> str:
-        shown = {name: shown(BROKER_SETTINGS[name], text) for name, text in sorted(self._static.items())}
-        return f"BrokerConfig({shown}, dynamic={sorted({*self._dynamic, *self._dynamic_default})})"
+        told = {name: shown(BROKER_SETTINGS[name], text) for name, text in sorted(self._static.items())}
+        return f"BrokerConfig({told}, dynamic={sorted({*self._dynamic, *self._dynamic_default})})"
 
 
 def _obeyable(configs: Mapping[str, str]) -> dict[str, str]:

@@ -12,8 +12,8 @@ def configuration_markdown() -> str:
         "# Configuration\n",
         (
             "Generated from the table in `src/millrace/config/table.py`; a test keeps the two equal. Names and defaults"
-            " are Kafka's unless the text says otherwise. A value is looked up in this order: the topic's (or group's) own,"
-            " dynamic for this broker, dynamic for all brokers, the broker's file and `--set`, the default.\n"
+            " are Kafka's unless the text says otherwise. A value is looked up in this order: the topic's (or group's)"
+            " own, dynamic for this broker, dynamic for all brokers, the broker's file and `--set`, the default.\n"
         ),
     ]
     titles = {
