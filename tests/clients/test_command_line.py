@@ -246,8 +246,8 @@ def test_timeouts(run: CommandLine, fresh: Callable[[str], str]) -> None:
     topic = fresh("cli-timeouts")
     run.text("topics", "create", topic)
     run.text("produce", topic, stdin=b"only\n")
-    assert run.text("consume", topic, "--from-beginning", "--timeout", "0.5") == "only\n"
-    out, err = run.raw("consume", topic, "--from-beginning", "--max", "2", "--timeout", "0.5", exit_code=1)
+    assert run.text("consume", topic, "--from-beginning", "--timeout", "2") == "only\n"
+    out, err = run.raw("consume", topic, "--from-beginning", "--max", "2", "--timeout", "2", exit_code=1)
     assert out == b"only\n"
     assert "1 of 2 records" in err
 

@@ -864,7 +864,12 @@ def laden(broker: WatchedBroker) -> WatchedBroker:
         assert error_codes(client.call(OffsetCommitRequest(group_id="heavy", topics=topics), 8)) == {E.NONE}
         protocol = JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=bytes(20_000))
         member = client.call(join(group_id="heavy", protocols=[protocol]), 5).member_id
-        assert client.call(join(group_id="heavy", protocols=[protocol], member_id=member), 5).error_code == 0
+        joined = client.call(join(group_id="heavy", protocols=[protocol], member_id=member), 5)
+        assignment = SyncGroupRequest.SyncGroupRequestAssignment(member_id=member, assignment=bytes(20_000))
+        sync = SyncGroupRequest(
+            group_id="heavy", generation_id=joined.generation_id, member_id=member, assignments=[assignment]
+        )
+        assert client.call(sync, 3).error_code == 0
     return broker
 
 

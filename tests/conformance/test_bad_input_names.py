@@ -173,8 +173,12 @@ def broker() -> Iterator[WatchedBroker]:
 
 
 def entries(broker: WatchedBroker) -> set[Path]:
-    """Every directory that the broker made, and what lies beside its home."""
+    """Every directory that the broker made, and what lies beside its home.
+
+    Without those of the offsets topic: they are made at first use, which a group with any name is.
+    """
     below = {path for path in broker.data_dir.rglob("*") if path.is_dir()}
+    below -= set(broker.data_dir.rglob("__consumer_offsets-*"))
     return below | {path for path in broker.home.parent.iterdir() if MARK in path.name}
 
 

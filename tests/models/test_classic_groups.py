@@ -23,7 +23,7 @@ INSTANCES = ("red", "green")
 PROTOCOLS = ((RANGE,), (STICKY, RANGE), (RANGE, STICKY), (STICKY,))
 
 MODEL = settings(
-    max_examples=150, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.filter_too_much]
+    max_examples=100, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.filter_too_much]
 )
 
 

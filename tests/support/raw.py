@@ -43,6 +43,8 @@ PROMPT_S: Final = 1.0
 """Within this a bad request is answered or its connection closed; what waits for a disk too may take twice as long."""
 PATIENT_S: Final = 10.0
 """For exchanges whose speed is not the point."""
+_RECOVERY_S: Final = 60.0
+"""How long to wait for a broker that a case has brought to its knees."""
 CLIENT_ID: Final = "raw"
 _SIZE: Final = struct.Struct(">i")
 _LOADING: Final = {
@@ -383,10 +385,19 @@ class WatchedBroker(MillraceServer):
             self._bystander.end()
         super().close()
 
+    def _recover(self) -> None:
+        """Wait until a broker that was brought to its knees answers again, so that the next case starts fair."""
+        if self._bystander is not None:
+            self._bystander.end()
+            self._bystander = None
+        with self.connect() as client:
+            client.call(ApiVersionsRequest(), 0, within_s=_RECOVERY_S)
+
     def _watch_bystander(self) -> Bystander:
         """The client on another connection; a new one where an earlier case harmed it, so that this one is judged."""
         bystander = self._bystander
         if bystander is None or bystander.failure is not None:
+            self._recover()
             bystander = self._bystander = Bystander(self.address)
             bystander.start()
             bystander.check()
@@ -405,7 +416,11 @@ class WatchedBroker(MillraceServer):
         bystander = self._watch_bystander()
         log_start = self.log_path.stat().st_size
         before_bytes = self._forget_peak()
-        yield
+        try:
+            yield
+        except BaseException:
+            self._recover()
+            raise
         bystander.check()
         with self.connect() as client:
             started = time.monotonic()
@@ -418,12 +433,13 @@ class WatchedBroker(MillraceServer):
 
     def refuses(self, data: bytes) -> None:
         """Assert that `data` gets its connection closed, as its first bytes and after a valid exchange."""
-        for used in (False, True):
-            with self.unharmed(), self.connect() as client:
-                if used:
-                    client.alive()
-                client.try_send(data)
-                assert client.expect_close() == [], "answered, though it is not the protocol"
+        with self.unharmed():
+            for used in (False, True):
+                with self.connect() as client:
+                    if used:
+                        client.alive()
+                    client.try_send(data)
+                    assert client.expect_close() == [], "answered, though it is not the protocol"
 
     def _forget_peak(self) -> int:
         """Let the kernel's record of the highest resident size begin anew; the size now."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
@@ -144,8 +145,10 @@ def consume(
             if stop_offsets is not None:
                 stop_offsets = {index: end for index, end in stop_offsets.items() if end > 0}
         limits = Limits(max_records, timeout, stop_offsets)
-        printer = Printer(consumer, limits, lambda record: render(record) + ending)
-        printed = printer.run(commits=group is not None)
+        with ExitStack() as stack:
+            show = _progress(stack, max_records)
+            printer = Printer(consumer, limits, lambda record: render(record) + ending, show)
+            printed = printer.run(commits=group is not None)
     except KeyboardInterrupt:
         return
     finally:
@@ -215,11 +218,31 @@ def _unfinished(stop_offsets: dict[int, int], begin: dict[int, int]) -> dict[int
     return {index: end for index, end in stop_offsets.items() if begin[index] < end}
 
 
+def _progress(stack: ExitStack, total: int | None) -> Callable[[int], None] | None:
+    """A running count on stderr while records go into a file or a pipe; nothing where they are seen themselves."""
+    if sys.stdout.isatty() or not sys.stderr.isatty():
+        return None
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("reading"), BarColumn(), TextColumn("{task.completed:,.0f} records"), TimeElapsedColumn())
+    progress = stack.enter_context(Progress(*columns, console=Console(stderr=True), transient=True))
+    task = progress.add_task("", total=total)
+    return lambda printed: progress.update(task, completed=printed)
+
+
 class Printer:
     """Writes records until a limit is reached; what it has written may be committed."""
 
-    def __init__(self, consumer: Consumer, limits: Limits, render: Callable[[ReceivedRecord], bytes]) -> None:
+    def __init__(
+        self,
+        consumer: Consumer,
+        limits: Limits,
+        render: Callable[[ReceivedRecord], bytes],
+        show: Callable[[int], None] | None = None,
+    ) -> None:
         self.printed = 0
+        self._show = show
         self._consumer = consumer
         self._limits = limits
         self._render = render
@@ -239,6 +262,8 @@ class Printer:
             if written:
                 self._out.flush()
                 last_seen = clock.monotonic()
+                if self._show is not None:
+                    self._show(self.printed)
                 if commits:
                     for message in written:
                         self._consumer.store_offsets(message=message)

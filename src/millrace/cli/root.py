@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
+from millrace import __version__
 from millrace.cli.output import CommandError, print_error
 from millrace.errors import MillraceError
 
@@ -61,13 +62,7 @@ class NounGroup(TyperGroup):
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import PackageNotFoundError, version
-
-        try:
-            number = version("millrace")
-        except PackageNotFoundError:
-            number = "(not installed)"
-        typer.echo(f"millrace {number}")
+        typer.echo(f"millrace {__version__}")
         raise typer.Exit
 
 

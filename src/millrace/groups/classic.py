@@ -105,6 +105,7 @@ def sync(
     if group.state is GroupState.STABLE:
         result = SyncResult(ErrorCode.NONE, group.protocol_type, group.protocol_name, member.assignment)
         step.answer_sync(ticket, result)
+        step.renew_session(member)
         return step.effects
     step.answer_sync(group.take_sync(member), SyncResult(ErrorCode.REBALANCE_IN_PROGRESS))
     member.sync_ticket = ticket
@@ -294,11 +295,13 @@ def _join_known(step: Step, request: JoinRequest, ticket: int) -> None:
     is_leader = group.leader_id == member_id
     is_unchanged = request.protocols == member.protocols
     if group.state is GroupState.COMPLETING_REBALANCE and is_unchanged:
-        # The answer to the first JoinGroup was lost: it is given again.
+        # The answer to the first JoinGroup was lost: it is given again. Who asks is alive.
+        step.renew_session(member)
         step.answer_join(ticket, current_generation(group, member_id, with_members=is_leader))
     elif group.state is GroupState.STABLE and is_unchanged and not is_leader:
         # Nothing has changed for anybody. A leader that joins again wants a rebalance, for reasons of its own
         # (the partitions of a topic, say).
+        step.renew_session(member)
         step.answer_join(ticket, current_generation(group, member_id, with_members=False))
     else:
         _update(step, member, request, ticket)

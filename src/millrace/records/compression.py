@@ -3,7 +3,7 @@
 cramjam carries snappy, lz4 and zstd; gzip is the standard library's zlib. What is not here: the record format.
 
 Invariants:
-- `decompress` never returns more than `max_bytes` and never holds more than about twice that; a length that the input
+- `decompress` never returns more than `max_bytes`, and holds little more at any time; a length that the input
   declares (snappy's preamble, xerial's chunks, zstd's content size) is checked or ignored, never allocated on trust.
 - A zstd frame whose window exceeds 128 MiB (libzstd's own limit) is refused.
 - Any damage surfaces as `ApiError`: INVALID_RECORD, because the sender would only send the same bytes again.
@@ -15,7 +15,7 @@ import struct
 import zlib
 from collections.abc import Callable
 from enum import IntEnum
-from typing import Final, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import cramjam
 
@@ -23,14 +23,22 @@ from millrace.errors import ApiError, ErrorCode
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
-DEFAULT_MAX_BYTES: Final = 64 * 1024 * 1024
+DEFAULT_MAX_BYTES: Final = 20 * 1024 * 1024
+"""Enough for a full batch that shrank to a twentieth, little enough for one bomb at a time not to be felt."""
 _FIRST_GUESS_BYTES: Final = 64 * 1024
 _GZIP_WINDOW_BITS: Final = 31
+_GZIP_PIECE_BYTES: Final = 256 * 1024
 
 _XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
 _XERIAL_HEADER: Final = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
 _XERIAL_BLOCK_BYTES: Final = 32 * 1024
 _INT32: Final = struct.Struct(">i")
+
+_LZ4_HEADER: Final = bytes.fromhex("04224d18604082")
+"""Magic | version 1, independent blocks | blocks of 64 KiB | checksum of the two bytes before."""
+_LZ4_BLOCK_BYTES: Final = 64 * 1024
+_LZ4_SIZE: Final = struct.Struct("<I")
+_LZ4_STORED: Final = 0x80000000
 
 
 class Codec(IntEnum):
@@ -60,11 +68,11 @@ def compress(codec: Codec, data: Buffer, level: int | None = None) -> bytes:
     if codec is Codec.SNAPPY:
         return _compress_xerial(data)
     if codec is Codec.LZ4:
-        return bytes(cramjam.lz4.compress(data, 1 if level is None else level))
+        return _compress_lz4(data, level)
     return bytes(cramjam.zstd.compress(data, 3 if level is None else level))
 
 
-def decompress(codec: Codec, data: Buffer, max_bytes: int = DEFAULT_MAX_BYTES) -> bytes | bytearray | memoryview:
+def decompress(codec: Codec, data: Buffer, max_bytes: int = DEFAULT_MAX_BYTES) -> Buffer:
     """The bytes behind `data`, or INVALID_RECORD when they are damaged or more than `max_bytes`."""
     if codec is Codec.NONE:
         if len(data) > max_bytes:
@@ -87,29 +95,30 @@ def _too_large(max_bytes: int) -> ApiError:
     return _invalid(f"the records decompress to more than {max_bytes} bytes")
 
 
-def _decompress_gzip(data: Buffer, max_bytes: int) -> bytes:
+def _decompress_gzip(data: Buffer, max_bytes: int) -> bytearray:
     """All members of a gzip stream; Java's reader accepts several, so do we."""
-    parts: list[bytes] = []
-    room = max_bytes
+    # Piece by piece into one buffer: zlib's own result of that size would exist twice while it is put together.
+    output = bytearray()
     rest: Buffer = data
     try:
         while True:
             member = zlib.decompressobj(_GZIP_WINDOW_BITS)
-            part = member.decompress(rest, room + 1)
-            if len(part) > room:
-                raise _too_large(max_bytes)
-            if not member.eof:
-                raise _invalid("the gzip stream is truncated")
-            parts.append(part)
-            room -= len(part)
+            while not member.eof:
+                piece = member.decompress(rest, _GZIP_PIECE_BYTES)
+                output += piece
+                rest = member.unconsumed_tail
+                if len(output) > max_bytes:
+                    raise _too_large(max_bytes)
+                if not piece and not rest and not member.eof:
+                    raise _invalid("the gzip stream is truncated")
             rest = member.unused_data
             if not rest:
-                return part if len(parts) == 1 else b"".join(parts)
+                return output
     except zlib.error as error:
         raise _invalid(f"the gzip stream is damaged: {error}") from error
 
 
-def _decompress_bounded(into: Callable[..., int], data: Buffer, max_bytes: int) -> memoryview:
+def _decompress_bounded(into: Callable[..., int], data: Buffer, max_bytes: int) -> bytearray:
     """Decompress into a buffer of our own size, growing it only when the codec says that it was too small."""
     size = min(max(len(data) * 4, _FIRST_GUESS_BYTES), max_bytes)
     while True:
@@ -123,8 +132,10 @@ def _decompress_bounded(into: Callable[..., int], data: Buffer, max_bytes: int) 
             if size >= max_bytes:
                 raise _too_large(max_bytes) from error
             size = min(size * 4, max_bytes)
+            del output  # before the larger one is there
         else:
-            return memoryview(output)[:written]
+            del output[written:]
+            return output
 
 
 def _snappy_length(block: Buffer) -> int:
@@ -138,35 +149,34 @@ def _snappy_length(block: Buffer) -> int:
     raise _invalid("the snappy block has no valid length")
 
 
-def _decompress_block(block: Buffer, room: int, max_bytes: int) -> bytes:
+def _decompress_block(block: Buffer, room: int, max_bytes: int) -> bytearray:
     declared = _snappy_length(block)
     if declared > room:
         raise _too_large(max_bytes)
     # One input byte of snappy yields at most about 64/3 bytes: a longer declaration is a lie, refused unallocated.
     if declared > 64 + len(block) * 64:
         raise _invalid("the snappy block declares a length that it cannot hold")
+    output = bytearray(declared)
     if not declared:
         if len(block) != 1:
             raise _invalid("the snappy block goes on after its end")
-        return b""
-    output = bytearray(declared)
+        return output
     try:
         written = cramjam.snappy.decompress_raw_into(block, output)
     except cramjam.DecompressionError as error:
         raise _invalid(f"the snappy block is damaged: {error}") from error
     if written != declared:
         raise _invalid("the snappy block is shorter than it declares")
-    return bytes(output)
+    return output
 
 
-def _decompress_snappy(data: Buffer, max_bytes: int) -> bytes:
+def _decompress_snappy(data: Buffer, max_bytes: int) -> bytearray:
     view = memoryview(data)
     if bytes(view[:8]) != _XERIAL_MAGIC:
         return _decompress_block(view, max_bytes, max_bytes)
     if len(view) < len(_XERIAL_HEADER):
         raise _invalid("the snappy stream has a truncated header")
-    parts: list[bytes] = []
-    room = max_bytes
+    output = bytearray()
     pos = len(_XERIAL_HEADER)
     end = len(view)
     while pos < end:
@@ -180,10 +190,26 @@ def _decompress_snappy(data: Buffer, max_bytes: int) -> bytes:
         pos += 4
         if length <= 0 or length > end - pos:
             raise _invalid(f"the snappy stream has a chunk of {length} bytes where {end - pos} remain")
-        part = _decompress_block(view[pos : pos + length], room, max_bytes)
-        parts.append(part)
-        room -= len(part)
+        output += _decompress_block(view[pos : pos + length], max_bytes - len(output), max_bytes)
         pos += length
+    return output
+
+
+def _compress_lz4(data: Buffer, level: int | None) -> bytes:
+    """A frame of independent blocks without checksums: Kafka's Java reader refuses the linked ones of most encoders."""
+    mode: Literal["default", "high_compression"] = "default" if level is None else "high_compression"
+    view = memoryview(data)
+    parts = [_LZ4_HEADER]
+    for start in range(0, len(view), _LZ4_BLOCK_BYTES):
+        plain = view[start : start + _LZ4_BLOCK_BYTES]
+        block = bytes(cramjam.lz4.compress_block(plain, mode=mode, compression=level, store_size=False))
+        if len(block) < len(plain):
+            parts.append(_LZ4_SIZE.pack(len(block)))
+            parts.append(block)
+        else:
+            parts.append(_LZ4_SIZE.pack(len(plain) | _LZ4_STORED))
+            parts.append(bytes(plain))
+    parts.append(_LZ4_SIZE.pack(0))
     return b"".join(parts)
 
 

@@ -199,6 +199,8 @@ class Log:
         """Called when there is something to sync: at every append by `flush_mode`, and at every roll."""
         self.discard: Callable[[list[Path]], object] | None = None
         """Takes files that are no longer part of the log and removes them, perhaps later."""
+        self.create_directory: Callable[[], None] | None = None
+        """Makes the log's directory; set as long as there is none, because a log without records needs none."""
         self.before_truncate: Callable[[], object] | None = None
         """Called before records that may be below a checkpointed recovery point are cut: it must be lowered first."""
         self._clock = clock
@@ -352,6 +354,8 @@ class Log:
             if header.timestamp_type is TimestampType.LOG_APPEND:
                 log_append_time_ms = max_timestamp_ms
         position = segment.size_bytes
+        if self.create_directory is not None:
+            self._create_directory()
         segment.write((head, view[head_bytes:]), size)
         if not position:
             self._note_first_write(segment, max_timestamp_ms, now_ms)
@@ -392,6 +396,8 @@ class Log:
             self.roll()
         segment = self._active
         first = not segment.size_bytes
+        if self.create_directory is not None:
+            self._create_directory()
         segment.write((records,), size)
         if first:
             self._note_first_write(segment, batches[0].header.max_timestamp_ms, now_ms)
@@ -406,6 +412,15 @@ class Log:
         if self._flush_on_append and self.request_flush is not None:
             self.request_flush(self)
         return expected
+
+    def _create_directory(self) -> None:
+        create, self.create_directory = self.create_directory, None
+        if create is not None:
+            try:
+                create()
+            except StorageError:
+                self.create_directory = create
+                raise
 
     def assign_epoch(self, epoch: int) -> None:
         """A new leader epoch begins at the log's end."""
@@ -539,7 +554,7 @@ class Log:
         return segment
 
     def _snapshot_producers(self) -> None:
-        if self._snapshot_offset == self.end_offset:
+        if self._snapshot_offset == self.end_offset or self.create_directory is not None:
             return
         path = self.directory / file_name(self.end_offset, SNAPSHOT_SUFFIX)
         self._files.write_bytes(path, self._producers.to_bytes())
@@ -896,6 +911,7 @@ class Log:
             index_interval_bytes=self.config.index_interval_bytes,
             cache=self._cache,
         )
+        self._create_directory()
         segment.create()
         self._files.sync_directory(self.directory)
         self._segments, self._bases, self._active = [segment], [offset], segment
@@ -936,7 +952,7 @@ class Log:
 
         A `final` one, before a clean close, also writes epochs that no record has followed yet.
         """
-        if not self._loaded or not (self.dirty or (final and self._epochs.dirty)):
+        if not self._loaded or not (self.dirty or (final and self._epochs.dirty)) or self.create_directory is not None:
             return None
         pinned: list[tuple[DiskFile, int]] = []
         try:

@@ -131,7 +131,7 @@ class LogDirectory:
 
     def recovery_points(self) -> dict[TopicPartition, int]:
         """Up to where each log is on disk; a log that is offline keeps what was said of it."""
-        return {partition: log.flushed_offset for partition, log in self.logs.items()}
+        return {tp: log.flushed_offset for tp, log in self.logs.items() if log.create_directory is None}
 
     def start_offsets(self) -> dict[TopicPartition, int]:
         return {partition: log.start_offset for partition, log in self.logs.items() if log.start_offset > 0}
@@ -183,6 +183,7 @@ class LogDirs:
         self._files = files
         self._cache = IndexCache()
         self._by_partition: dict[TopicPartition, LogDirectory] = {}
+        self._new_ids: dict[TopicPartition, uuid.UUID] = {}
         self._remover: ThreadPoolExecutor | None = None
         for path in paths:
             directory = LogDirectory(path, files, clock)
@@ -254,13 +255,16 @@ class LogDirs:
         directory = self._by_partition.get(partition)
         if directory is None:
             return None
+        if partition in self._new_ids:
+            return self._new_ids[partition]
         path = directory.path / str(partition) / checkpoint.PARTITION_METADATA
         return checkpoint.read_partition_metadata(self._files, path)
 
     def create_log(self, partition: TopicPartition, topic_id: uuid.UUID, config: LogConfig | None = None) -> Log:
         """A log, new or the one that is there, in the directory with the fewest logs.
 
-        Nothing is synced here: the directory and its `partition.metadata` are, together with the log's first records.
+        The disk is not touched: a log's directory and `partition.metadata` are made with its first record, and synced
+        with it. A log that never had one is made again, by whoever knows the topics, after a restart.
         """
         existing = self.get(partition)
         if existing is not None:
@@ -273,13 +277,19 @@ class LogDirs:
             raise StorageError("no usable data directory")
         directory = min(online, key=lambda candidate: len(candidate.logs))
         directory.forget_checkpointed(partition)
-        path = directory.path / str(partition)
-        self._files.make_directory(path)
-        metadata = path / checkpoint.PARTITION_METADATA
-        self._files.write_bytes(metadata, checkpoint.render_partition_metadata(topic_id))
-        # The directory is known to be empty: a clean log from 0 to 0, which needs no look at it.
+        # A clean log from 0 to 0, which needs no look at the disk.
         log = self._add(directory, partition, config or self.config, LogState(clean=True))
-        log.note_created([metadata], [path, directory.path])
+        self._new_ids[partition] = topic_id
+
+        def make() -> None:
+            path = directory.path / str(partition)
+            self._files.make_directory(path)
+            metadata = path / checkpoint.PARTITION_METADATA
+            self._files.write_bytes(metadata, checkpoint.render_partition_metadata(topic_id))
+            log.note_created([metadata], [path, directory.path])
+            self._new_ids.pop(partition, None)
+
+        log.create_directory = make
         return log
 
     def set_topic_id(self, partition: TopicPartition, topic_id: uuid.UUID) -> None:
@@ -297,6 +307,9 @@ class LogDirs:
         directory.flusher.forget(log)
         log.release()
         log.failure = StorageError(f"{partition} was deleted")
+        self._new_ids.pop(partition, None)
+        if log.create_directory is not None:
+            return
         path = directory.path / str(partition)
         suffix = f".{uuid.uuid4().hex}{_DELETE_SUFFIX}"
         doomed = directory.path / (str(partition)[: _MAX_NAME_BYTES - len(suffix)] + suffix)
@@ -312,6 +325,9 @@ class LogDirs:
         directory.flusher.forget(log)
         log.release()
         log.failure = StorageError(f"{partition} was set aside")
+        self._new_ids.pop(partition, None)
+        if log.create_directory is not None:
+            return None
         suffix = f".{uuid.uuid4().hex}{_STRAY_SUFFIX}"
         kept = directory.path / (str(partition)[: _MAX_NAME_BYTES - len(suffix)] + suffix)
         self._files.rename(directory.path / str(partition), kept)

@@ -29,6 +29,7 @@ from millrace.broker import Broker
 from millrace.config import BrokerConfig
 from millrace.errors import ApiError, ConfigError, ErrorCode
 from millrace.metadata.embedded import Database, EmbeddedStore
+from millrace.storage.files import Files
 from millrace.wire.frame import RequestHeader, decode_response, encode_request
 from millrace.wire.keys import ApiKey
 from millrace.wire.messages.topics import CreateTopicsRequest, CreateTopicsResponse
@@ -167,7 +168,8 @@ class Cluster:
                 **self._settings,
             },
         )
-        broker = Broker(config, store=EmbeddedStore(self._database))
+        # Data that are thrown away need no flush, not even at a clean stop.
+        broker = Broker(config, store=EmbeddedStore(self._database), files=Files(sync=False))
         await broker.start()
         self._broker = broker
         # Not `broker.bootstrap`: a test may advertise another address, for a proxy in between.

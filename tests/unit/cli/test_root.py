@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from millrace import __version__
 from millrace.cli.root import NOUNS, run
 
 SRC = Path(__file__).resolve().parents[3] / "src"
@@ -42,6 +43,18 @@ def test_the_root_lists_every_noun(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--help"]) == 0
     out = capsys.readouterr().out
     assert all(f" {noun} " in out for noun in NOUNS)
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out == f"millrace {__version__}\n"
+
+
+@pytest.mark.parametrize("argv", [[], ["topics"], ["groups"], ["log"]], ids=" ".join)
+def test_a_bare_noun_shows_its_help_once(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(argv) == 2
+    captured = capsys.readouterr()
+    assert (captured.out + captured.err).count("Usage:") == 1
 
 
 @pytest.mark.parametrize(

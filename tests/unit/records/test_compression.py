@@ -177,3 +177,15 @@ class TestZstdLies:
 
 def test_uncompressed_is_bounded_too() -> None:
     refused(Codec.NONE, bytes(11), 10)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"x", random.Random(1).randbytes(200_000), TEXT], ids=["empty", "byte", "random", "text"]
+)
+def test_lz4_frames_are_what_the_java_client_reads(data: bytes) -> None:
+    """Independent blocks, no content size: its reader refuses anything else."""
+    frame = compress(Codec.LZ4, data)
+    assert frame[:7].hex() == "04224d18604082"
+    info = lz4.frame.get_frame_info(frame)
+    assert not info["block_linked"] and info["block_size"] == 65536 and not info["content_checksum"]
+    assert lz4.frame.decompress(frame) == data

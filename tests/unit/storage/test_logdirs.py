@@ -52,16 +52,17 @@ class TestStartAndStop:
         dirs = open_dirs(root)
         for index in range(5):
             add(dirs.create_log(TopicPartition("topic", index), uuid.uuid4()), index)
+        dirs.get(TP).enforce_retention(NOW_MS)  # type: ignore[union-attr]
         dirs.close({TP: 0})
         assert (root / ".kafka_cleanshutdown").read_text() == '{"version":0,"brokerEpoch":-1}'
-        assert (root / "recovery-point-offset-checkpoint").read_text().startswith("0\n5\ntopic 0 0\ntopic 1 1\n")
+        assert (root / "recovery-point-offset-checkpoint").read_text().startswith("0\n4\ntopic 1 1\ntopic 2 2\n")
         files = FaultyFiles(root)
         files.fail("pread", match="topic", times=-1)
         files.fail("read_file", match="topic-", times=-1)
         files.fail("open", match="topic-", times=-1)
         dirs = open_dirs(root, files=files)
         assert dirs.clean_start
-        assert {tp.partition: log.end_offset for tp, log in dirs.logs().items()} == {i: i for i in range(5)}
+        assert {tp.partition: log.end_offset for tp, log in dirs.logs().items()} == {i: i for i in range(1, 5)}
         assert not (root / ".kafka_cleanshutdown").exists()
         assert dirs.high_watermarks == {TP: 0}
         files.heal()
@@ -105,7 +106,38 @@ class TestStartAndStop:
         for index in range(50):
             dirs.create_log(TopicPartition("__consumer_offsets", index), uuid.uuid4())
         assert time.perf_counter() - started < 0.1
-        assert "datasync" not in files.calls and "sync_directory" not in files.calls
+        assert files.calls == {}
+        dirs.close()
+
+    def test_a_log_without_records_leaves_no_trace(self, root: Path) -> None:
+        dirs = open_dirs(root)
+        log = dirs.create_log(TP, uuid.uuid4())
+        log.assign_epoch(3)
+        assert log.read(0, 100).data == b"" and log.end.offset == 0
+        assert log.enforce_retention(NOW_MS) == 0 and log.delete_records_before(0) == 0
+        log.flush()
+        dirs.checkpoint()
+        dirs.close()
+        assert not (root / "topic-0").exists()
+        dirs = open_dirs(root)
+        assert dirs.clean_start and not dirs.logs()
+        dirs.delete_log(dirs.create_log(TP, uuid.uuid4()) and TP)
+        again = dirs.create_log(TP, uuid.uuid4())
+        again.reset_to(70)
+        dirs.close()
+        dirs = open_dirs(root)
+        assert dirs.logs()[TP].end.offset == 70
+        dirs.close()
+
+    def test_a_directory_that_cannot_be_made_is_tried_again(self, root: Path) -> None:
+        files = FaultyFiles(root)
+        dirs = open_dirs(root, files=files)
+        log = dirs.create_log(TP, uuid.uuid4())
+        files.fail("mkdir", errno.ENOSPC)
+        with pytest.raises(StorageError):
+            add(log)
+        add(log)
+        assert log.end_offset == 1
         dirs.close()
 
     def test_damaged_checkpoints_are_rebuilt(self, root: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -173,7 +205,9 @@ class TestIdentity:
     def test_topic_ids_survive(self, root: Path) -> None:
         topic_id = uuid.UUID("11111111-2222-3333-4444-555555555555")
         dirs = open_dirs(root)
-        dirs.create_log(TP, topic_id)
+        log = dirs.create_log(TP, topic_id)
+        assert dirs.topic_id(TP) == topic_id
+        add(log)
         dirs.close()
         assert (root / "topic-0" / "partition.metadata").read_text() == "version: 0\ntopic_id: ERERESIiMzNERFVVVVVVVQ"
         dirs = open_dirs(root)
@@ -266,7 +300,7 @@ class TestDeletion:
     def test_the_longest_topic_name_can_be_deleted(self, root: Path) -> None:
         dirs = open_dirs(root)
         partition = TopicPartition("t" * 249, 123)
-        dirs.create_log(partition, uuid.uuid4())
+        add(dirs.create_log(partition, uuid.uuid4()))
         dirs.delete_log(partition)
         dirs.close()
 
@@ -308,7 +342,7 @@ class TestFailures:
     def test_logs_are_spread_over_directories(self, root: Path) -> None:
         dirs = open_dirs(root / "a", root / "b")
         for index in range(10):
-            dirs.create_log(TopicPartition("topic", index), uuid.uuid4())
+            add(dirs.create_log(TopicPartition("topic", index), uuid.uuid4()))
         assert [len(directory.logs) for directory in dirs.directories] == [5, 5]
         dirs.close()
         (root / "b" / "topic-0").mkdir()
