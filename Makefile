@@ -43,8 +43,8 @@ bench: $(DEV) ## millrace beside Apache Kafka (needs java and mvn); ARGS="--roun
 bench-check: $(DEV) ## start-up time and memory against their bars; fails when one is missed
 	PYTHONPATH=tests $(BIN)/python -m benches.system.footprint $(ARGS)
 
-fuzz: $(DEV) ## the fuzz tests with a large budget (MILLRACE_FUZZ_EXAMPLES=N for another one)
-	MILLRACE_FUZZ_EXAMPLES=$${MILLRACE_FUZZ_EXAMPLES:-50000} $(PYTEST) -m fuzz --timeout=3600 $(ARGS)
+fuzz: $(DEV) ## the fuzz tests with a large budget; MILLRACE_FUZZ_SECONDS=N for another one, each
+	MILLRACE_FUZZ_SECONDS=$${MILLRACE_FUZZ_SECONDS:-120} $(PYTEST) -m fuzz --timeout=3600 $(ARGS)
 
 docs: $(DEV) ## regenerate the generated pages of docs/
 	$(BIN)/python scripts/generate_docs.py

@@ -75,6 +75,11 @@ class Broker:
         host, port = self._advertised(self._listeners[0].name)
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
+    @property
+    def port(self) -> int:
+        """The port of the first listener, as it was bound."""
+        return self._listeners[0].port
+
     async def start(self) -> None:
         """Return once clients are answered. On failure everything that was started is stopped again."""
         try:

@@ -8,6 +8,10 @@ means the bytes cannot be trusted any more, so the connection is closed. A `Stor
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Final
+
+
+MAX_MESSAGE_LENGTH: Final = 1000
 
 
 class ErrorCode(IntEnum):
@@ -161,6 +165,8 @@ class ApiError(MillraceError):
     """A failure that is answered to the client as an error code, with a text where the response has room for one."""
 
     def __init__(self, code: ErrorCode, message: str = "") -> None:
+        # A text may repeat what a client sent, and must still fit the response and a line of the log.
+        message = message[:MAX_MESSAGE_LENGTH]
         super().__init__(f"{code.name}: {message}" if message else code.name)
         self.code = code
         self.message = message

@@ -190,6 +190,8 @@ class BlockingConnection:
             if not data:
                 raise ConnectionResetError("the broker closed the connection")
             self._ready.extend(self._frames.feed(data))
+            if self._frames.failure is not None and not self._ready:
+                raise self._frames.failure
         return self._ready.popleft()
 
 

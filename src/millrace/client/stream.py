@@ -83,6 +83,8 @@ class Stream(asyncio.Protocol):
         try:
             for frame in self._frames.feed(data):
                 self._deliver(frame)
+            if self._frames.failure is not None:
+                raise self._frames.failure
         except ProtocolError as error:
             self._fail(error)
             if self._transport is not None:

@@ -35,6 +35,9 @@ from millrace.replication.state_topic import StateTopic
 log = logging.getLogger(__name__)
 
 CLASSIC_TYPE = "classic"
+MAX_TIMESTAMP_MS = 2**63 - 1
+MAX_MEMBER_ID_STEM = 255
+"""How much of a client's own text goes into the member id it is given: an id must fit every answer it appears in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +144,7 @@ class GroupCoordinator:
             return JoinResult(ErrorCode.INVALID_SESSION_TIMEOUT, request.member_id)
         if request.member_id == NO_MEMBER_ID:
             stem = request.client_id if request.instance_id is None else request.instance_id
-            request = replace(request, new_member_id=f"{stem}-{uuid.uuid4()}")
+            request = replace(request, new_member_id=f"{stem[:MAX_MEMBER_ID_STEM]}-{uuid.uuid4()}")
         return await shard.join(group_id, request)
 
     async def sync(self, group_id: str, request: SyncRequest) -> SyncResult:
@@ -184,7 +187,7 @@ class GroupCoordinator:
         limit = self.settings.offset_metadata_max_bytes
         accepted = [offset for offset in offsets if len(offset.metadata) <= limit]
         if accepted:
-            expire_ms = NO_TIMESTAMP if retention_ms < 0 else self._clock.wall_ms() + retention_ms
+            expire_ms = NO_TIMESTAMP if retention_ms < 0 else min(self._clock.wall_ms() + retention_ms, MAX_TIMESTAMP_MS)
             await shard.commit(group_id, accepted, expire_ms)
         return [
             ErrorCode.NONE if len(offset.metadata) <= limit else ErrorCode.OFFSET_METADATA_TOO_LARGE

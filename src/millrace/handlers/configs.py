@@ -64,7 +64,9 @@ def describe_configs(context: RequestContext, request: DescribeConfigsRequest) -
     Not done: authorization. A broker answers only for itself, as in Kafka (INVALID_REQUEST for another id).
     """
     results = []
-    for resource in request.resources:
+    # A resource that is named over and over is answered once: a small request must not become a huge answer.
+    distinct = {(resource.resource_type, resource.resource_name): resource for resource in request.resources}
+    for resource in distinct.values():
         result = DescribeConfigsResponse.DescribeConfigsResult(
             resource_type=resource.resource_type, resource_name=resource.resource_name, error_message=None
         )

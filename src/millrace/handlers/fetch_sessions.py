@@ -104,7 +104,9 @@ class FetchSessions:
         """Understand a fetch; raises the session errors of KIP-227, after which the client starts anew."""
         if call.session_epoch in (INITIAL_EPOCH, FINAL_EPOCH):
             self._sessions.pop(call.session_id, None)
-            wanted = [Wanted(key, asked) for key, partitions in call.topics for asked in partitions]
+            # A partition named twice is wanted once, as the last mention says.
+            named = {(key, asked.partition): asked for key, partitions in call.topics for asked in partitions}
+            wanted = [Wanted(key, asked) for (key, _), asked in named.items()]
             session = None
             if call.session_epoch == INITIAL_EPOCH:
                 session = self._create(wanted, by_topic_id=by_topic_id, now=now)

@@ -13,6 +13,8 @@ from millrace.errors import ApiError, ErrorCode, MillraceError, ProtocolError, c
 from millrace.handlers.context import RequestContext
 from millrace.handlers.registry import api
 from millrace.model import INTERNAL_TOPICS
+from millrace.records.batch import CODEC_MASK, TRANSACTIONAL_BIT, attributes_of
+from millrace.records.compression import Codec
 from millrace.wire.hot import ProduceCall, ProducePartition, ProduceResult, TopicKey, read_produce, write_produce
 from millrace.wire.keys import ApiKey
 from millrace.wire.messages.produce import ProduceRequest
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 ACKS_ALL: Final = -1
 ACKS_LEADER: Final = 1
 ACKS_NONE: Final = 0
+ZSTD_FROM: Final = 7
 
 ProduceAnswer = list[tuple[TopicKey, list[ProduceResult]]]
 _Wait = tuple[list[ProduceResult], int, asyncio.Future[None]]
@@ -61,7 +64,7 @@ def produce(context: RequestContext, call: ProduceCall) -> ProduceAnswer | Corou
             try:
                 if refusal is not None:
                     raise refusal
-                wait = _append(replicas, key, item, acks, results)
+                wait = _append(replicas, key, item, call.acks, context.version, results)
             except MillraceError as error:
                 results.append(ProduceResult(item.partition, code_of(error), error_message=text_of(error)))
                 continue
@@ -87,18 +90,28 @@ def _refusal(call: ProduceCall) -> ApiError | None:
 
 
 def _append(
-    replicas: Replicas, key: TopicKey, item: ProducePartition, acks: int, results: list[ProduceResult]
+    replicas: Replicas, key: TopicKey, item: ProducePartition, acks: int, version: int, results: list[ProduceResult]
 ) -> asyncio.Future[None] | None:
     partition = replicas.find(key, item.partition)
     if partition.topic in INTERNAL_TOPICS:
         raise ApiError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{partition.topic} is written by the broker alone")
     if item.records is None:
         raise ApiError(ErrorCode.INVALID_RECORD, "the record set is null")
+    _check_attributes(item.records, version)
     appended = partition.append(item.records)
     results.append(
         ProduceResult(item.partition, 0, appended.base_offset, appended.log_append_time_ms, appended.start_offset)
     )
     return partition.committed_up_to(appended.last_offset) if acks == ACKS_ALL else None
+
+
+def _check_attributes(records: memoryview, version: int) -> None:
+    """What a batch says of itself that this request may not say; a batch too short to say anything is refused later."""
+    attributes = attributes_of(records)
+    if attributes & TRANSACTIONAL_BIT:
+        raise ApiError(ErrorCode.INVALID_TXN_STATE, "transactions are not served yet")
+    if attributes & CODEC_MASK == Codec.ZSTD and version < ZSTD_FROM:
+        raise ApiError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"zstd needs Produce v{ZSTD_FROM}")
 
 
 async def _settle(context: RequestContext, timeout_ms: int, answer: ProduceAnswer, waits: list[_Wait]) -> ProduceAnswer:

@@ -35,7 +35,7 @@ def describe_producers(context: RequestContext, request: DescribeProducersReques
     topics = []
     for topic in request.topics:
         answers = []
-        for index in topic.partition_indexes:
+        for index in dict.fromkeys(topic.partition_indexes):
             answer = DescribeProducersResponse.PartitionResponse(partition_index=index, error_message=None)
             try:
                 partition = context.broker.replicas.find(topic.name, index)

@@ -46,6 +46,7 @@ TIMESTAMP_TYPE_BIT: Final = 0x08
 TRANSACTIONAL_BIT: Final = 0x10
 CONTROL_BIT: Final = 0x20
 DELETE_HORIZON_BIT: Final = 0x40
+_ATTRIBUTES_LOW_BYTE: Final = 22
 
 MAX_SEQUENCE: Final = 2**31 - 1
 NO_LIMIT_MS: Final = 2**63 - 1
@@ -195,6 +196,11 @@ def crc_matches(batch: Buffer) -> bool:
     return bool(crc32c(view[CRC_START:]) == _CRC_FIELD.unpack_from(view, CRC_START - 4)[0])
 
 
+def attributes_of(batch: Buffer) -> int:
+    """The attributes of a batch, of which only the low byte has a meaning; 0 where it has no header."""
+    return batch[_ATTRIBUTES_LOW_BYTE] if len(batch) >= HEADER_BYTES else 0
+
+
 def validate_produced(records: Buffer, limits: ProduceLimits, now_ms: int) -> BatchHeader:
     """The checks on what a client produces to one partition: exactly one sound batch; returns its header.
 
@@ -208,7 +214,7 @@ def validate_produced(records: Buffer, limits: ProduceLimits, now_ms: int) -> Ba
     if size < HEADER_BYTES:
         raise ApiError(ErrorCode.INVALID_RECORD if size == 0 else ErrorCode.CORRUPT_MESSAGE, "no complete record batch")
     header = BatchHeader._make(HEADER.unpack_from(records, 0))
-    (base_offset, length, _, magic, crc, attributes, last_offset_delta, base_timestamp_ms, max_timestamp_ms,
+    (_, length, _, magic, crc, attributes, last_offset_delta, base_timestamp_ms, max_timestamp_ms,
      producer_id, producer_epoch, base_sequence, count) = header  # fmt: skip
     if magic != MAGIC:
         # The old formats are well formed but no longer spoken; anything else is not a batch at all.
@@ -228,12 +234,8 @@ def validate_produced(records: Buffer, limits: ProduceLimits, now_ms: int) -> Ba
         )
     if crc32c(memoryview(records)[CRC_START:]) != crc:
         raise ApiError(ErrorCode.CORRUPT_MESSAGE, "the CRC of the record batch does not match its bytes")
-    if count <= 0 or last_offset_delta != count - 1 or base_offset != 0:
-        raise ApiError(
-            ErrorCode.INVALID_RECORD,
-            f"a produced batch starts at offset 0 and ends at its count less one, not {base_offset}, "
-            f"{last_offset_delta} of {count}",
-        )
+    if count <= 0 or last_offset_delta != count - 1:
+        raise ApiError(ErrorCode.INVALID_RECORD, f"{count} records cannot end at relative offset {last_offset_delta}")
     if attributes & (CODEC_MASK | TIMESTAMP_TYPE_BIT | CONTROL_BIT | TRANSACTIONAL_BIT):
         _check_attributes(attributes, producer_id)
     if producer_id >= 0 and (base_sequence < 0 or producer_epoch < 0):

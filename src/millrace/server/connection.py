@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from types import CoroutineType
@@ -34,6 +35,12 @@ log = logging.getLogger(__name__)
 MAX_WAITING_REQUESTS: Final = 128
 """Whole requests that one connection may have received and not yet begun; more stay in the kernel."""
 MAX_OVERLAPPING_REPLIES: Final = 128
+MAX_REQUESTS_PER_TURN: Final = 16
+"""Requests that one connection may begin before the other connections get their turn."""
+REFUSAL_GRACE_S: Final = 0.5
+"""How long a peer that broke the protocol is kept for the answers to what it asked before."""
+KEEPALIVE: Final = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 4))
+"""A peer that vanished without a word is noticed within two minutes, even while a long poll waits for it."""
 WRITE_BUFFER_HIGH_BYTES: Final = 1024 * 1024
 WRITE_BUFFER_LOW_BYTES: Final = 256 * 1024
 
@@ -76,11 +83,17 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._host = ""
         self._admitted = False
-        self._requests: deque[memoryview] = deque()
+        self._requests: deque[memoryview | ProtocolError] = deque()
+        """Whole requests that have not begun; an error in their place closes the connection when its turn comes."""
+        self._waiting_bytes = 0
+        self._unsent_bytes = 0
         self._replies: deque[_Reply] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._gated = False
         """A request that does not overlap is being handled: the next one waits."""
+        self._turn_is_over = False
+        self._lost = False
+        """The stream cannot be cut into frames any more."""
         self._write_paused = False
         self._reading_paused = False
         self._in_line = False
@@ -112,6 +125,11 @@ class Connection(asyncio.Protocol):
             return
         self._admitted = True
         self._transport.set_write_buffer_limits(WRITE_BUFFER_HIGH_BYTES, WRITE_BUFFER_LOW_BYTES)
+        peer_socket = transport.get_extra_info("socket")
+        if peer_socket is not None and peer_socket.family in (socket.AF_INET, socket.AF_INET6):
+            peer_socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in KEEPALIVE:
+                peer_socket.setsockopt(socket.IPPROTO_TCP, option, value)
 
     def connection_lost(self, exc: Exception | None) -> None:
         del exc
@@ -121,10 +139,9 @@ class Connection(asyncio.Protocol):
             self._budget.leave_line(self._leave_line)
         for task in self._tasks:
             task.cancel()
-        waiting_bytes = sum(len(frame) for frame in self._requests) + self._partial_bytes
         self._requests.clear()
-        self._partial_bytes = 0
-        self._budget.give_back(waiting_bytes)
+        self._budget.give_back(self._waiting_bytes + self._partial_bytes + self._unsent_bytes)
+        self._waiting_bytes = self._partial_bytes = self._unsent_bytes = 0
         for reply in self._replies:
             self._budget.end_serving(reply.size_bytes)
         self._replies.clear()
@@ -132,20 +149,21 @@ class Connection(asyncio.Protocol):
         self._on_closed(self)
 
     def data_received(self, data: bytes) -> None:
-        try:
-            frames = self._reader.feed(data)
-        except ProtocolError as error:
-            self._refuse(error)
-            return
+        reader = self._reader
+        frames = reader.feed(data)
         # What the reader holds of an unfinished frame counts as much as whole requests do.
-        held_bytes = self._reader.pending_bytes
-        arrived_bytes = held_bytes - self._partial_bytes
-        self._partial_bytes = held_bytes
+        held_bytes = reader.pending_bytes
+        frame_bytes = 0
         for frame in frames:
-            arrived_bytes += len(frame)
+            frame_bytes += len(frame)
             self._requests.append(frame)
-        self._budget.take(arrived_bytes)
-        if frames:
+        self._budget.take(frame_bytes + held_bytes - self._partial_bytes)
+        self._partial_bytes = held_bytes
+        self._waiting_bytes += frame_bytes
+        if reader.failure is not None and not self._lost:
+            self._lost = True
+            self._requests.append(reader.failure)
+        if frames or self._lost:
             self.idle_since_mark = False
             self._advance()
         if self._budget.exhausted or len(self._requests) > MAX_WAITING_REQUESTS:
@@ -156,10 +174,16 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._write_paused = True
+        if self._transport is not None:
+            # Answers that a slow reader leaves with us are memory too.
+            self._unsent_bytes = self._transport.get_write_buffer_size()
+            self._budget.take(self._unsent_bytes)
         self._hold_reading()
 
     def resume_writing(self) -> None:
         self._write_paused = False
+        unsent_bytes, self._unsent_bytes = self._unsent_bytes, 0
+        self._budget.give_back(unsent_bytes)
         self._advance()
         self._maybe_resume_reading()
 
@@ -185,6 +209,7 @@ class Connection(asyncio.Protocol):
             and not self._write_paused
             and not self._in_line
             and not self._draining
+            and not self._turn_is_over
             and len(self._requests) <= MAX_WAITING_REQUESTS // 2
             and self._transport is not None
             and not self._transport.is_closing()
@@ -197,19 +222,39 @@ class Connection(asyncio.Protocol):
     def _advance(self) -> None:
         """Begin as many waiting requests as the rules of order allow."""
         requests = self._requests
-        while requests and not (self._gated or self._write_paused or self._draining):
+        begun = 0
+        while requests and not (self._gated or self._write_paused or self._draining or self._turn_is_over):
             if len(self._replies) >= MAX_OVERLAPPING_REPLIES or self._transport is None:
                 break
             frame = requests.popleft()
+            if isinstance(frame, ProtocolError):
+                self._refuse(frame)
+                return
+            size_bytes = len(frame)
+            self._waiting_bytes -= size_bytes
             self._budget.begin_serving()
             try:
                 self._begin(frame)
             except ProtocolError as error:
-                self._budget.end_serving(len(frame))
+                self._budget.end_serving(size_bytes)
                 self._refuse(error)
+                return
+            begun += 1
+            if requests and (begun >= MAX_REQUESTS_PER_TURN or self._has_much_to_send()):
+                self._turn_is_over = True
+                self._services.clock.call_later(0, self._next_turn)
+                self._hold_reading()
                 return
         if self._reading_paused:
             self._maybe_resume_reading()
+
+    def _next_turn(self) -> None:
+        self._turn_is_over = False
+        self._advance()
+
+    def _has_much_to_send(self) -> bool:
+        """The transport says so itself only when the loop comes round, which may be many answers later."""
+        return self._transport is not None and self._transport.get_write_buffer_size() > WRITE_BUFFER_HIGH_BYTES
 
     def _begin(self, frame: memoryview) -> None:
         header, pos = read_request_header(frame)
@@ -240,6 +285,8 @@ class Connection(asyncio.Protocol):
         task = self._spawn(self._finish(reply, api, header, result))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        # A task that is cancelled before its first step would leave the handler's coroutine without an owner.
+        task.add_done_callback(lambda _: result.close())
 
     async def _finish(self, reply: _Reply, api: Api, header: RequestHeader, work: Coroutine[Any, Any, Any]) -> None:
         """Await one handler and put its answer in its place; cancelled only when the connection is gone."""
@@ -309,9 +356,11 @@ class Connection(asyncio.Protocol):
     # -------------------------------------------------------------------------------------------------------- ending
 
     def _refuse(self, error: ProtocolError) -> None:
-        """Close on a peer that does not speak the protocol; replies that are ready still leave."""
+        """Close on a peer that does not speak the protocol; answers to what it asked before have a moment to leave."""
         log.info("closing the connection from %s: %s", self._host, printable(str(error)))
-        self.close()
+        if self._replies:
+            self._services.clock.call_later(REFUSAL_GRACE_S, self.close)
+        self.drain()
 
     def close(self) -> None:
         if self._transport is not None and not self._transport.is_closing():

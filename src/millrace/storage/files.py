@@ -23,7 +23,8 @@ from millrace.errors import StorageError
 from millrace.records.compression import Buffer
 
 DEFAULT_MAX_OPEN: Final = 512
-_OPEN_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+_OPEN: Final = os.O_RDWR | os.O_CLOEXEC
+_CREATE: Final = _OPEN | os.O_CREAT
 
 
 class DiskFile:
@@ -59,7 +60,7 @@ class Files:
         """Write all the `buffers` (`size_bytes` together) at `position`, or raise; a failure may leave part of them."""
         fd = file.fd
         if fd < 0:
-            fd = self._acquire(file)
+            fd = self._acquire(file, _CREATE)
         file.used = True
         try:
             written = self.sys_pwritev(file.path, fd, buffers, position)
@@ -144,7 +145,7 @@ class Files:
         if not self.sync:
             return
         try:
-            fd = self.sys_open(path, os.O_RDWR | os.O_CLOEXEC)
+            fd = self.sys_open(path, _OPEN)
         except FileNotFoundError:
             return
         except OSError as error:
@@ -174,7 +175,7 @@ class Files:
     def write_bytes(self, path: Path, data: bytes) -> None:
         """Write a small file in place, without waiting for the disk: only for what can be rebuilt."""
         try:
-            fd = self.sys_open(path, _OPEN_FLAGS)
+            fd = self.sys_open(path, _CREATE)
             try:
                 self.sys_truncate(path, fd, 0)
                 written = 0
@@ -292,16 +293,16 @@ class Files:
 
     # --- the descriptor cache -----------------------------------------------------------------------------------------
 
-    def _acquire(self, file: DiskFile) -> int:
+    def _acquire(self, file: DiskFile, flags: int = _OPEN) -> int:
         if len(self._open) >= self.max_open:
             self._evict()
         try:
-            file.fd = self.sys_open(file.path, _OPEN_FLAGS)
+            file.fd = self.sys_open(file.path, flags)
         except OSError as error:
             if error.errno not in {errno.EMFILE, errno.ENFILE} or not self._evict():
                 raise _failed("open", file.path, error) from error
             try:
-                file.fd = self.sys_open(file.path, _OPEN_FLAGS)
+                file.fd = self.sys_open(file.path, flags)
             except OSError as again:
                 raise _failed("open", file.path, again) from again
         self._open[file] = None

@@ -173,12 +173,17 @@ class FlushTicket:
         """Sync everything; any thread. A `StorageError` is final: what was dirty may be lost already."""
         for file, fd in self.pinned:
             files.sync_descriptor(file.path, fd)
-        for path in self.loose_files:
-            files.sync_path(path)
-        for path, data in self.replacements:
-            files.replace_bytes(path, data)
-        for directory in self.directories:
-            files.sync_directory(directory)
+        try:
+            for path in self.loose_files:
+                files.sync_path(path)
+            for path, data in self.replacements:
+                files.replace_bytes(path, data)
+            for directory in self.directories:
+                files.sync_directory(directory)
+        except StorageError:
+            # A log that was deleted meanwhile has no directory any more, and nothing to keep.
+            if files.size_of(self.log.directory) is not None:
+                raise
 
 
 class Log:

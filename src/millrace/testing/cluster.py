@@ -173,7 +173,7 @@ class Cluster:
         await broker.start()
         self._broker = broker
         # Not `broker.bootstrap`: a test may advertise another address, for a proxy in between.
-        self._port = broker._listeners[0].port  # noqa: SLF001
+        self._port = broker.port
 
     async def _stop_broker(self) -> None:
         broker, self._broker = self._broker, None

@@ -31,13 +31,15 @@ class FrameReader:
     grows as bytes arrive, whatever size was declared.
     """
 
-    __slots__ = ("_expected_bytes", "_gathered", "max_frame_bytes")
+    __slots__ = ("_expected_bytes", "_gathered", "failure", "max_frame_bytes")
 
     def __init__(self, max_frame_bytes: int) -> None:
         self.max_frame_bytes = max_frame_bytes
         # The frame under way, with its size prefix; empty between frames.
         self._gathered = bytearray()
         self._expected_bytes = 0
+        self.failure: ProtocolError | None = None
+        """Set once a size was negative or above the limit: the stream is lost from there on."""
 
     def __repr__(self) -> str:
         return f"FrameReader(pending={len(self._gathered)} of {self._expected_bytes or '?'} bytes)"
@@ -50,14 +52,23 @@ class FrameReader:
     def feed(self, data: bytes) -> list[memoryview]:
         """Take the next bytes of the stream and return the frames they complete, without their size prefixes.
 
-        ProtocolError: a size is negative or above the limit. The stream is lost then: do not feed again.
+        Look at `failure` afterwards: frames before a bad size are good, and after it there are none.
         """
         frames: list[memoryview] = []
+        if self.failure is None:
+            try:
+                self._cut(data, frames)
+            except ProtocolError as error:
+                self.failure = error
+                self._gathered = bytearray()
+        return frames
+
+    def _cut(self, data: bytes, frames: list[memoryview]) -> None:
         pos = 0
         if self._gathered:
             pos = self._gather(data)
             if not self._expected_bytes or len(self._gathered) < self._expected_bytes:
-                return frames
+                return
             frames.append(memoryview(self._gathered).toreadonly()[4:])
             self._gathered = bytearray()
             self._expected_bytes = 0
@@ -72,7 +83,6 @@ class FrameReader:
             pos = stop
         if pos < end:
             self._gathered += view[pos:]
-        return frames
 
     def _gather(self, data: bytes) -> int:
         """Add to the frame under way what belongs to it; how many bytes that was."""

@@ -5,7 +5,8 @@ against each other. Record sets stay what they are: a memoryview into the reques
 handed to the socket on the way out. A topic is named by its name, or from Fetch v13 and Produce v13 on by the 16 bytes
 of its id, so that no UUID object is made per request.
 
-Bounds: every length and count is checked against the bytes that remain; anything else is a ProtocolError.
+Bounds: every length and count is checked against the bytes that remain, and all arrays of a request together hold at
+most `MAX_REQUEST_ELEMENTS`; anything else is a ProtocolError.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from millrace.errors import ProtocolError
+from millrace.wire.primitives import MAX_REQUEST_ELEMENTS
 
 TopicKey = str | bytes
 """A topic as a request names it: its name, or the 16 bytes of its id."""
@@ -178,7 +180,13 @@ def _count(buf: memoryview, pos: int, end: int, *, flexible: bool, min_element_b
         pos += 4
     if count < 0 or count * min_element_bytes > end - pos:
         raise ProtocolError(f"an array of {count} elements does not fit the {end - pos} bytes that remain")
+    if count > MAX_REQUEST_ELEMENTS:
+        raise _too_many()
     return count, pos
+
+
+def _too_many() -> ProtocolError:
+    return ProtocolError(f"a request of more than {MAX_REQUEST_ELEMENTS} elements")
 
 
 def read_produce(version: int, buf: memoryview, pos: int) -> ProduceCall:
@@ -197,10 +205,14 @@ def _read_produce(version: int, buf: memoryview, pos: int) -> ProduceCall:
     acks, timeout_ms = _ACKS_TIMEOUT.unpack_from(buf, pos)
     pos += 6
     topic_count, pos = _count(buf, pos, end, flexible=flexible, min_element_bytes=3)
+    elements = topic_count
     topics: list[tuple[TopicKey, list[ProducePartition]]] = []
     for _ in range(topic_count):
         key, pos = _topic_key(buf, pos, end, by_id=by_id, flexible=flexible)
         partition_count, pos = _count(buf, pos, end, flexible=flexible, min_element_bytes=5)
+        elements += partition_count
+        if elements > MAX_REQUEST_ELEMENTS:
+            raise _too_many()
         partitions: list[ProducePartition] = []
         for _ in range(partition_count):
             index = _INT32.unpack_from(buf, pos)[0]
@@ -264,11 +276,15 @@ def _read_fetch(version: int, buf: memoryview, pos: int) -> FetchCall:
         session_id, session_epoch = _SESSION.unpack_from(buf, pos)
         pos += 8
     topic_count, pos = _count(buf, pos, end, flexible=flexible, min_element_bytes=3)
+    elements = topic_count
     topics: list[tuple[TopicKey, list[FetchPartition]]] = []
     for _ in range(topic_count):
         key, pos = _topic_key(buf, pos, end, by_id=by_id, flexible=flexible)
         partitions, pos = _read_fetch_partitions(version, buf, pos, end)
         topics.append((key, partitions))
+        elements += len(partitions)
+        if elements > MAX_REQUEST_ELEMENTS:
+            raise _too_many()
         if flexible:
             pos = _skip_tags(buf, pos, end)
     forgotten: list[tuple[TopicKey, list[int]]] = []
@@ -277,6 +293,9 @@ def _read_fetch(version: int, buf: memoryview, pos: int) -> FetchCall:
         for _ in range(forgotten_count):
             key, pos = _topic_key(buf, pos, end, by_id=by_id, flexible=flexible)
             count, pos = _count(buf, pos, end, flexible=flexible, min_element_bytes=4)
+            elements += 1 + count
+            if elements > MAX_REQUEST_ELEMENTS:
+                raise _too_many()
             indexes = list(struct.unpack_from(f">{count}i", buf, pos))
             pos += 4 * count
             forgotten.append((key, indexes))

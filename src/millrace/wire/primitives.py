@@ -20,7 +20,7 @@ MAX_TAGGED_FIELDS: Final = 64
 
 # What all arrays of one request may hold together. An element of two bytes becomes an object of sixty, so the size of
 # the frame alone would not bound memory.
-MAX_REQUEST_ELEMENTS: Final = 1 << 20
+MAX_REQUEST_ELEMENTS: Final = 1 << 16
 
 MAX_STRING_BYTES: Final = 0x7FFF
 

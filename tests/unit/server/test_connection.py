@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from millrace.clock import SystemClock
 from millrace.errors import ApiError, ErrorCode
 from millrace.handlers.context import RequestContext, Services
 from millrace.handlers.registry import Api
@@ -40,6 +42,9 @@ class FakeTransport:
     def writelines(self, buffers: list[bytes]) -> None:
         for data in buffers:
             self.written += data
+
+    def get_write_buffer_size(self) -> int:
+        return 0
 
     def pause_reading(self) -> None:
         self.reading = False
@@ -85,7 +90,7 @@ class Rig:
         self.closed: list[Connection] = []
         self.connection = Connection(
             apis={api.key: api for api in apis},
-            services=cast(Services, None),
+            services=cast(Services, SimpleNamespace(clock=SystemClock())),
             listener="PLAINTEXT",
             budget=self.budget,
             limits=self.limits,

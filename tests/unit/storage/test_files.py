@@ -59,6 +59,7 @@ def test_a_busy_handle_gets_a_second_chance(tmp_path: Path) -> None:
 def test_a_pinned_descriptor_stays_until_unpinned(tmp_path: Path) -> None:
     files = Files(max_open=1)
     pinned, other = DiskFile(tmp_path / "a"), DiskFile(tmp_path / "b")
+    files.pwritev(pinned, (b"x",), 1, 0)
     fd = files.pin(pinned)
     files.pwritev(other, (b"x",), 1, 0)
     assert pinned.fd == fd

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import uuid
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from millrace.clock import ManualClock, SystemClock
+from millrace.model import TopicPartition
 from millrace.storage.files import Files
 from millrace.storage.flusher import Flusher
 from millrace.storage.log import FlushMode, Log, LogConfig
+from millrace.storage.logdirs import LogDirs
 from support.batches import NOW_MS, batch
 
 CONFIG = LogConfig(flush_mode=FlushMode.GROUP)
@@ -153,6 +156,23 @@ async def test_a_segment_deleted_during_its_sync_is_harmless(tmp_path: Path) -> 
     assert flusher.failure is None
     assert files.open_count <= 1
     log.close()
+
+
+async def test_a_log_deleted_during_its_sync_is_harmless(tmp_path: Path) -> None:
+    files = SlowFiles()
+    dirs = LogDirs.open([tmp_path], node_id=1, clock=SystemClock(), config=CONFIG, files=files)
+    dirs.start()
+    partition = TopicPartition("topic", 0)
+    log = dirs.create_log(partition, uuid.uuid4())
+    add(log, 10)
+    await asyncio.to_thread(files.began.wait)
+    dirs.delete_log(partition)
+    files.go.set()
+    other = dirs.create_log(TopicPartition("topic", 1), uuid.uuid4())
+    add(other)
+    await flushed_to(other, 1)
+    assert dirs.directories[0].failure is None
+    await dirs.stop()
 
 
 @pytest.mark.parametrize("workers", [50])

@@ -497,6 +497,17 @@ class TestFollower:
         log.release()
         assert open_log(directory).start_offset == 1000
 
+    def test_a_truncation_forgets_where_readers_were(self, directory: Path) -> None:
+        log = open_log(directory)
+        for _ in range(6):
+            add(log, batch(1))
+        for offset in range(6):
+            log.read(offset, 1)
+        log.truncate_to(2)
+        add(log, batch(3, size=50))
+        add(log, batch(1))
+        assert [read_header(log.read(offset, 1).data).base_offset for offset in range(6)] == [0, 1, 2, 2, 2, 5]
+
     def test_truncate_in_the_middle_of_a_batch_drops_it_whole(self, directory: Path) -> None:
         log = open_log(directory)
         for _ in range(5):
@@ -574,6 +585,17 @@ class TestDiskFaults:
             add(log, batch(1))
         with pytest.raises(StorageError):
             log.read(0, 1)
+
+    def test_a_file_removed_behind_our_back_is_not_made_again_by_a_read(self, directory: Path) -> None:
+        files = Files(sync=False)
+        log = Log.open(directory, CONFIG, clock=ManualClock(), files=files)
+        add(log, batch(1))
+        files.close_all()
+        path = directory / f"{0:020d}.log"
+        path.unlink()
+        with pytest.raises(StorageError):
+            log.read(0, 100)
+        assert not path.exists()
 
     def test_a_file_cut_behind_our_back_is_not_served(self, directory: Path) -> None:
         log = open_log(directory)
