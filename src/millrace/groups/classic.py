@@ -58,9 +58,7 @@ _WITH_MEMBERS = frozenset(
 )
 
 
-def join(
-    group: ClassicGroup, request: JoinRequest, ticket: int, settings: GroupSettings, now_ms: int
-) -> list[Effect]:
+def join(group: ClassicGroup, request: JoinRequest, ticket: int, settings: GroupSettings, now_ms: int) -> list[Effect]:
     """JoinGroup. It is answered in these effects or parked under `ticket`; the session timeout is checked before."""
     step = Step(group, settings, now_ms)
     request = replace(request, protocols=_without_duplicates(request.protocols))
@@ -89,9 +87,7 @@ def create(group: ClassicGroup, now_ms: int) -> list[Effect]:
     return [Store(StoredGroup("", 0, None, None, now_ms), None)]
 
 
-def sync(
-    group: ClassicGroup, request: SyncRequest, ticket: int, settings: GroupSettings, now_ms: int
-) -> list[Effect]:
+def sync(group: ClassicGroup, request: SyncRequest, ticket: int, settings: GroupSettings, now_ms: int) -> list[Effect]:
     """SyncGroup. Followers wait for the leader's; the leader's waits for the log."""
     step = Step(group, settings, now_ms)
     error = _sync_error(group, request)
@@ -189,9 +185,7 @@ def timer_fired(group: ClassicGroup, key: TimerKey, settings: GroupSettings, now
     return step.effects
 
 
-def stored(
-    group: ClassicGroup, token: int, error: ErrorCode, settings: GroupSettings, now_ms: int
-) -> list[Effect]:
+def stored(group: ClassicGroup, token: int, error: ErrorCode, settings: GroupSettings, now_ms: int) -> list[Effect]:
     """A record that `Store` asked for is durable (NONE), or its write failed."""
     step = Step(group, settings, now_ms)
     pending = group.pending_stores.pop(token, None)

@@ -187,7 +187,9 @@ class GroupCoordinator:
         limit = self.settings.offset_metadata_max_bytes
         accepted = [offset for offset in offsets if len(offset.metadata) <= limit]
         if accepted:
-            expire_ms = NO_TIMESTAMP if retention_ms < 0 else min(self._clock.wall_ms() + retention_ms, MAX_TIMESTAMP_MS)
+            expire_ms = (
+                NO_TIMESTAMP if retention_ms < 0 else min(self._clock.wall_ms() + retention_ms, MAX_TIMESTAMP_MS)
+            )
             await shard.commit(group_id, accepted, expire_ms)
         return [
             ErrorCode.NONE if len(offset.metadata) <= limit else ErrorCode.OFFSET_METADATA_TOO_LARGE

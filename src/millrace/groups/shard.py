@@ -414,9 +414,7 @@ class Shard:
         finally:
             timer.cancel()
 
-    def _write(
-        self, entries: Sequence[Entry], apply: Callable[[int], None], fail: Callable[[ErrorCode], None]
-    ) -> None:
+    def _write(self, entries: Sequence[Entry], apply: Callable[[int], None], fail: Callable[[ErrorCode], None]) -> None:
         """Append now; apply when durable. A failure, now or later, is reported once."""
         try:
             if self.state is not ShardState.ACTIVE:
@@ -485,7 +483,9 @@ class Shard:
         )
 
     def _stored(self, group: ClassicGroup, token: int | None, error: ErrorCode) -> None:
-        if error is not ErrorCode.NONE and self.state is ShardState.ACTIVE:
+        # NOT_COORDINATOR means that the partition has left: whoever leads it now decides what the group is.
+        expected = error in {ErrorCode.NONE, ErrorCode.NOT_COORDINATOR}
+        if not expected and self.state is ShardState.ACTIVE:
             log.warning("the record of %r was not written: %s", group, error.name)
         if token is not None:
             self._perform(group, classic.stored(group, token, error, self._settings, self._clock.wall_ms()))

@@ -6,7 +6,7 @@ coordinator's business.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
@@ -125,8 +125,10 @@ async def offset_fetch(context: RequestContext, request: OffsetFetchRequest) -> 
     Not done: the member epoch of v9 is for KIP-848 groups and not looked at.
     """
     if context.version >= 8:
+        # The same question over and over is answered once: a small request must not become a huge answer.
+        distinct = {_question(group): group for group in request.groups}
         return OffsetFetchResponse(
-            groups=[await _fetch_group(context, group, stable=request.require_stable) for group in request.groups]
+            groups=[await _fetch_group(context, group, stable=request.require_stable) for group in distinct.values()]
         )
     wanted = None
     if request.topics is not None:
@@ -157,6 +159,14 @@ async def offset_fetch(context: RequestContext, request: OffsetFetchRequest) -> 
             for topic in topics
         ],
     )
+
+
+def _question(group: OffsetFetchRequest.OffsetFetchRequestGroup) -> Hashable:
+    """A key that two groups of a request share only when they ask for the same."""
+    if group.topics is None:
+        return group.group_id
+    topics = tuple((topic.name, topic.topic_id, tuple(topic.partition_indexes)) for topic in group.topics)
+    return (group.group_id, topics)
 
 
 async def _fetch_group(

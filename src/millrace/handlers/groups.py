@@ -51,7 +51,8 @@ async def find_coordinator(context: RequestContext, request: FindCoordinatorRequ
 
     Versions: v1 adds the type of the key, v4 asks for several keys at once (KIP-699), v6 for share groups (KIP-932).
 
-    Not done: transactional ids and share partitions have no coordinator yet; they get COORDINATOR_NOT_AVAILABLE.
+    Not done: transactional ids and share partitions have no coordinator yet; they get INVALID_REQUEST,
+    an error that no client retries.
     """
     keys = request.coordinator_keys if context.version >= 4 else [request.key]
     found = []
@@ -82,9 +83,9 @@ def _check_key_type(key_type: int, version: int) -> None:
     if key_type == _GROUP_KEY:
         return
     if key_type == _TRANSACTION_KEY:
-        raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "transactions are not supported by this broker")
+        raise ApiError(ErrorCode.INVALID_REQUEST, "transactions are not served yet")
     if key_type == _SHARE_KEY and version >= 6:
-        raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "share groups are not supported by this broker")
+        raise ApiError(ErrorCode.INVALID_REQUEST, "share groups are not served yet")
     raise ApiError(ErrorCode.INVALID_REQUEST, f"coordinators of type {key_type} do not exist in version {version}")
 
 
@@ -259,7 +260,8 @@ def describe_groups(context: RequestContext, request: DescribeGroupsRequest) -> 
     Versions: v3 can ask for authorized operations (all of them, for there is no authorizer), v4 adds
     group.instance.id, v6 says GROUP_ID_NOT_FOUND where earlier ones describe an unknown group as Dead (KIP-1043).
     """
-    return DescribeGroupsResponse(groups=[_describe(context, request, group_id) for group_id in request.groups])
+    distinct = dict.fromkeys(request.groups)
+    return DescribeGroupsResponse(groups=[_describe(context, request, group_id) for group_id in distinct])
 
 
 def _describe(

@@ -47,6 +47,7 @@ TRANSACTIONAL_BIT: Final = 0x10
 CONTROL_BIT: Final = 0x20
 DELETE_HORIZON_BIT: Final = 0x40
 _ATTRIBUTES_LOW_BYTE: Final = 22
+_MAGIC_BYTE: Final = 16
 
 MAX_SEQUENCE: Final = 2**31 - 1
 NO_LIMIT_MS: Final = 2**63 - 1
@@ -197,8 +198,8 @@ def crc_matches(batch: Buffer) -> bool:
 
 
 def attributes_of(batch: Buffer) -> int:
-    """The attributes of a batch, of which only the low byte has a meaning; 0 where it has no header."""
-    return batch[_ATTRIBUTES_LOW_BYTE] if len(batch) >= HEADER_BYTES else 0
+    """The attributes of a batch, of which only the low byte has a meaning; 0 for what is no batch."""
+    return batch[_ATTRIBUTES_LOW_BYTE] if len(batch) >= HEADER_BYTES and batch[_MAGIC_BYTE] == MAGIC else 0
 
 
 def validate_produced(records: Buffer, limits: ProduceLimits, now_ms: int) -> BatchHeader:

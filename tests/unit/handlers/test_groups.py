@@ -88,7 +88,7 @@ async def test_find_one_coordinator(version: int) -> None:
         assert len(on.handling.controller.image.topics[CONSUMER_OFFSETS_TOPIC].partitions) == 3
         if version >= 1:
             refused = await on.call(find_coordinator, FindCoordinatorRequest(key="t", key_type=1), version)
-            assert refused.error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
+            assert refused.error_code == ErrorCode.INVALID_REQUEST
             assert (refused.node_id, refused.host, refused.port) == (-1, "", -1)
             assert "transactions" in refused.error_message
 
@@ -102,7 +102,7 @@ async def test_find_several_coordinators(version: int) -> None:
         ]  # fmt: skip
         share = FindCoordinatorRequest(coordinator_keys=["g:x:0"], key_type=2)
         (refused,) = (await on.call(find_coordinator, share, version)).coordinators
-        expected = ErrorCode.COORDINATOR_NOT_AVAILABLE if version >= 6 else ErrorCode.INVALID_REQUEST
+        expected = ErrorCode.INVALID_REQUEST
         assert (refused.error_code, refused.node_id) == (expected, -1)
         odd = FindCoordinatorRequest(coordinator_keys=["g"], key_type=9)
         (refused,) = (await on.call(find_coordinator, odd, version)).coordinators

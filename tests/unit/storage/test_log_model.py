@@ -23,7 +23,11 @@ from millrace.storage.recovery import LogPosition, LogState
 from support.batches import NOW_MS, batch
 
 CONFIG = LogConfig(
-    flush_mode=FlushMode.OS, segment_bytes=900, index_interval_bytes=150, retention_ms=-1, timestamp_after_max_ms=10**12
+    flush_mode=FlushMode.OS,
+    segment_bytes=1000,
+    index_interval_bytes=150,
+    retention_ms=-1,
+    timestamp_after_max_ms=10**12,
 )
 _MEMORY = "/dev/shm"
 EXAMPLES = int(os.environ.get("MILLRACE_MODEL_EXAMPLES", "60"))
