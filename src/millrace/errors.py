@@ -10,7 +10,6 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Final
 
-
 MAX_MESSAGE_LENGTH: Final = 1000
 
 

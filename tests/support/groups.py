@@ -186,4 +186,3 @@ class GroupBench:
 
 def assignment_of(member_id: str, generation: int) -> bytes:
     return f"{member_id}@{generation}".encode()
-

@@ -138,7 +138,7 @@ class Shard:
             for group in list(self.groups.values()):
                 self._perform(group, classic.loaded(group, self._settings, self._clock.wall_ms()))
             self.loaded.set()
-            log.info("loaded %r", self)
+            log.log(logging.INFO if self.groups else logging.DEBUG, "loaded %r", self)
             await self._confirm_writes()
         except (ApiError, StorageError) as error:
             log.warning("%r gives up: %s", self, error)

@@ -215,7 +215,7 @@ def validate_produced(records: Buffer, limits: ProduceLimits, now_ms: int) -> Ba
     if size < HEADER_BYTES:
         raise ApiError(ErrorCode.INVALID_RECORD if size == 0 else ErrorCode.CORRUPT_MESSAGE, "no complete record batch")
     header = BatchHeader._make(HEADER.unpack_from(records, 0))
-    (_, length, _, magic, crc, attributes, last_offset_delta, base_timestamp_ms, max_timestamp_ms,
+    (base_offset, length, _, magic, crc, attributes, last_offset_delta, base_timestamp_ms, max_timestamp_ms,
      producer_id, producer_epoch, base_sequence, count) = header  # fmt: skip
     if magic != MAGIC:
         # The old formats are well formed but no longer spoken; anything else is not a batch at all.
@@ -235,8 +235,12 @@ def validate_produced(records: Buffer, limits: ProduceLimits, now_ms: int) -> Ba
         )
     if crc32c(memoryview(records)[CRC_START:]) != crc:
         raise ApiError(ErrorCode.CORRUPT_MESSAGE, "the CRC of the record batch does not match its bytes")
-    if count <= 0 or last_offset_delta != count - 1:
-        raise ApiError(ErrorCode.INVALID_RECORD, f"{count} records cannot end at relative offset {last_offset_delta}")
+    if count <= 0 or last_offset_delta != count - 1 or base_offset != 0:
+        raise ApiError(
+            ErrorCode.INVALID_RECORD,
+            f"a produced batch starts at offset 0 and ends at its count less one, not {base_offset}, "
+            f"{last_offset_delta} of {count}",
+        )
     if attributes & (CODEC_MASK | TIMESTAMP_TYPE_BIT | CONTROL_BIT | TRANSACTIONAL_BIT):
         _check_attributes(attributes, producer_id)
     if producer_id >= 0 and (base_sequence < 0 or producer_epoch < 0):

@@ -20,7 +20,7 @@ S = TypeVar("S", bound=Struct)
 def encode(message: Struct, version: int) -> bytes:
     """The bytes of `message` at `version`.
 
-    ValueError: a value does not fit its type, or a request sets a field that this version cannot carry and may not drop.
+    ValueError: a value does not fit its type, or a request sets a field that this version can neither carry nor drop.
     """
     parts: list[Buffer] = []
     encode_to(parts.append, message, version)

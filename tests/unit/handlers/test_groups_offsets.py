@@ -32,9 +32,7 @@ NOBODY = uuid.UUID(int=999)
 @pytest.fixture
 async def on() -> AsyncIterator[GroupHandling]:
     async with group_handling() as handling:
-        outcomes = await handling.handling.controller.create_topics(
-            [NewTopic("orders", 2, 1), NewTopic("users", 1, 1)]
-        )
+        outcomes = await handling.handling.controller.create_topics([NewTopic("orders", 2, 1), NewTopic("users", 1, 1)])
         assert all(outcome.error is None for outcome in outcomes)
         yield handling
 
@@ -49,9 +47,7 @@ def commit_request(
     topics: dict[str, CommitTopic] = {}
     for (name, partition), offset in offsets.items():
         known = name in on.handling.controller.image.topics
-        topic = topics.setdefault(
-            name, CommitTopic(name=name, topic_id=topic_id(on, name) if known else NOBODY)
-        )
+        topic = topics.setdefault(name, CommitTopic(name=name, topic_id=topic_id(on, name) if known else NOBODY))
         topic.partitions.append(
             CommitPartition(
                 partition_index=partition,
