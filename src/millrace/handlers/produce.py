@@ -1,13 +1,13 @@
 """Produce: record batches into partitions.
 
-The ordered part (check, append) runs at once, without a task; only the wait for the commit is a coroutine.
+The ordered part (check, append) runs at once, without a task; only the wait for the commit is a future.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 from millrace.errors import ApiError, ErrorCode, MillraceError, ProtocolError, code_of, text_of
 from millrace.handlers.context import RequestContext
@@ -20,7 +20,10 @@ from millrace.wire.keys import ApiKey
 from millrace.wire.messages.produce import ProduceRequest
 
 if TYPE_CHECKING:
+    from millrace.clock import Clock, Timer
+    from millrace.replication.partition import Partition
     from millrace.replication.replicas import Replicas
+    from millrace.storage.log import Appended
 
 ACKS_ALL: Final = -1
 ACKS_LEADER: Final = 1
@@ -28,7 +31,6 @@ ACKS_NONE: Final = 0
 ZSTD_FROM: Final = 7
 
 ProduceAnswer = list[tuple[TopicKey, list[ProduceResult]]]
-_Wait = tuple[list[ProduceResult], int, asyncio.Future[None]]
 
 
 @api(
@@ -40,7 +42,7 @@ _Wait = tuple[list[ProduceResult], int, asyncio.Future[None]]
     decoder=read_produce,
     encoder=write_produce,
 )
-def produce(context: RequestContext, call: ProduceCall) -> ProduceAnswer | Coroutine[Any, Any, ProduceAnswer] | None:
+def produce(context: RequestContext, call: ProduceCall) -> ProduceAnswer | asyncio.Future[ProduceAnswer] | None:
     """Append each partition's batch and answer according to acks.
 
     acks=all answers once the batch is committed (below the high watermark; on disk in `flush.mode=group`), acks=1 once
@@ -56,7 +58,7 @@ def produce(context: RequestContext, call: ProduceCall) -> ProduceAnswer | Corou
     refusal = _refusal(call)
     replicas = context.broker.replicas
     answer: ProduceAnswer = []
-    waits: list[_Wait] = []
+    commit = _Commit(answer) if acks == ACKS_ALL else None
     for key, partitions in call.topics:
         results: list[ProduceResult] = []
         answer.append((key, results))
@@ -64,20 +66,77 @@ def produce(context: RequestContext, call: ProduceCall) -> ProduceAnswer | Corou
             try:
                 if refusal is not None:
                     raise refusal
-                wait = _append(replicas, key, item, call.acks, context.version, results)
+                partition, appended = _append(replicas, key, item, context.version)
             except MillraceError as error:
                 results.append(ProduceResult(item.partition, code_of(error), error_message=text_of(error)))
                 continue
-            if wait is not None:
-                waits.append((results, len(results) - 1, wait))
-    if waits:
-        return _settle(context, call.timeout_ms, answer, waits)
+            if commit is not None:
+                commit.await_partition(partition, appended.last_offset, results)
+            results.append(
+                ProduceResult(
+                    item.partition, 0, appended.base_offset, appended.log_append_time_ms, appended.start_offset
+                )
+            )
+    if commit is not None and commit.waiting:
+        return commit.within(call.timeout_ms, context.broker.clock)
     if acks == ACKS_NONE:
         if any(result.error_code for _, results in answer for result in results):
             # There is no reply to carry the error, so the client learns of it as Kafka's do: by the connection.
             raise ProtocolError("a produce with acks=0 failed")
         return None
     return answer
+
+
+class _Commit:
+    """The wait of one request for all its batches. Callbacks instead of a task: this is made for every request."""
+
+    __slots__ = ("_answer", "_done", "_timeout_ms", "_timer", "waiting")
+
+    def __init__(self, answer: ProduceAnswer) -> None:
+        self._answer = answer
+        self._done: asyncio.Future[ProduceAnswer] | None = None
+        self._timer: Timer | None = None
+        self._timeout_ms = 0
+        self.waiting: dict[int, tuple[list[ProduceResult], int]] = {}
+        """Where the results lie whose batches are not committed yet; the keys are arbitrary."""
+
+    def await_partition(self, partition: Partition, last_offset: int, results: list[ProduceResult]) -> None:
+        """Wait for `last_offset`, whose result will be the next one in `results`."""
+        ticket = len(self.waiting)
+        if partition.when_committed(last_offset, partial(self._settle, ticket)):
+            self.waiting[ticket] = (results, len(results))
+
+    def within(self, timeout_ms: int, clock: Clock) -> asyncio.Future[ProduceAnswer]:
+        """The answer, once everything is committed, has failed, or `timeout_ms` are over."""
+        self._timeout_ms = timeout_ms
+        self._done = asyncio.get_running_loop().create_future()
+        self._timer = clock.call_later(max(timeout_ms, 0) / 1000, self._expire)
+        return self._done
+
+    def _settle(self, ticket: int, error: Exception | None) -> None:
+        place = self.waiting.pop(ticket, None)
+        if place is not None and error is not None:
+            _put_error(place, error)
+        if not self.waiting:
+            self._finish()
+
+    def _expire(self) -> None:
+        for place in self.waiting.values():
+            _put_error(place, ApiError(ErrorCode.REQUEST_TIMED_OUT, f"not committed within {self._timeout_ms} ms"))
+        self.waiting.clear()
+        self._finish()
+
+    def _finish(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._done is not None and not self._done.done():
+            self._done.set_result(self._answer)
+
+
+def _put_error(place: tuple[list[ProduceResult], int], error: Exception) -> None:
+    results, index = place
+    told = error if isinstance(error, MillraceError) else ApiError(ErrorCode.UNKNOWN_SERVER_ERROR)
+    results[index] = ProduceResult(results[index].partition, code_of(told), error_message=text_of(told))
 
 
 def _refusal(call: ProduceCall) -> ApiError | None:
@@ -89,20 +148,14 @@ def _refusal(call: ProduceCall) -> ApiError | None:
     return None
 
 
-def _append(
-    replicas: Replicas, key: TopicKey, item: ProducePartition, acks: int, version: int, results: list[ProduceResult]
-) -> asyncio.Future[None] | None:
+def _append(replicas: Replicas, key: TopicKey, item: ProducePartition, version: int) -> tuple[Partition, Appended]:
     partition = replicas.find(key, item.partition)
     if partition.topic in INTERNAL_TOPICS:
         raise ApiError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{partition.topic} is written by the broker alone")
     if item.records is None:
         raise ApiError(ErrorCode.INVALID_RECORD, "the record set is null")
     _check_attributes(item.records, version)
-    appended = partition.append(item.records)
-    results.append(
-        ProduceResult(item.partition, 0, appended.base_offset, appended.log_append_time_ms, appended.start_offset)
-    )
-    return partition.committed_up_to(appended.last_offset) if acks == ACKS_ALL else None
+    return partition, partition.append(item.records)
 
 
 def _check_attributes(records: memoryview, version: int) -> None:
@@ -112,26 +165,3 @@ def _check_attributes(records: memoryview, version: int) -> None:
         raise ApiError(ErrorCode.INVALID_TXN_STATE, "transactions are not served yet")
     if attributes & CODEC_MASK == Codec.ZSTD and version < ZSTD_FROM:
         raise ApiError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"zstd needs Produce v{ZSTD_FROM}")
-
-
-async def _settle(context: RequestContext, timeout_ms: int, answer: ProduceAnswer, waits: list[_Wait]) -> ProduceAnswer:
-    """Wait for the commits. Cancelled (the client is gone), the records stay where they are."""
-
-    def expire() -> None:
-        for _, _, future in waits:
-            if not future.done():
-                future.set_exception(ApiError(ErrorCode.REQUEST_TIMED_OUT, f"not committed within {timeout_ms} ms"))
-
-    timer = context.broker.clock.call_later(max(timeout_ms, 0) / 1000, expire)
-    try:
-        for results, place, future in waits:
-            try:
-                await future
-            except ApiError as error:
-                failed = results[place].partition
-                results[place] = ProduceResult(failed, error.code, error_message=text_of(error))
-    finally:
-        timer.cancel()
-        for _, _, future in waits:
-            future.cancel()
-    return answer

@@ -13,13 +13,12 @@ and the ISR, which arrive with the cluster; bytes on disk (`storage.log`).
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from millrace.errors import ApiError, ErrorCode
-from millrace.replication.watermark import Watermark
+from millrace.replication.watermark import Reached, Watermark
 from millrace.storage.log import FlushMode
 
 if TYPE_CHECKING:
@@ -84,7 +83,7 @@ class Partition:
     # --------------------------------------------------------------------------------------------------------- writing
 
     def append(self, records: bytes | memoryview, *, from_client: bool = True) -> Appended:
-        """Append whole batches now; the caller waits for `committed_up_to` if it wants more than that."""
+        """Append whole batches now; the caller asks `when_committed` if it wants more than that."""
         log = self.log
         appended = log.append(
             records, leader_epoch=self.leader_epoch, now_ms=self._clock.wall_ms(), from_client=from_client
@@ -93,9 +92,9 @@ class Partition:
             self._commit(log.end)
         return appended
 
-    def committed_up_to(self, last_offset: int) -> asyncio.Future[None] | None:
-        """A future that is done once `last_offset` is committed, or None where it already is."""
-        return self.high_watermark.reach(last_offset + 1)
+    def when_committed(self, last_offset: int, reached: Reached) -> bool:
+        """Have `reached` called once `last_offset` is committed; False, and no call, where it already is."""
+        return self.high_watermark.when(last_offset + 1, reached)
 
     async def wait_committed(self, last_offset: int) -> None:
         """Return once `last_offset` is committed. Cancellation leaves the records where they are."""

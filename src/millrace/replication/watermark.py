@@ -1,7 +1,8 @@
 """An offset that only grows, and those who wait for it.
 
-Two kinds of waiting: to `reach` a certain offset (a producer that wants acks=all), and `watch` for any movement at all
-(a long poll over many partitions). Both are woken on the loop, in the call that moves the mark.
+Two kinds of waiting: for a certain offset (`when` with a callback, `reach` with a future: a producer that wants
+acks=all), and `watch` for any movement at all (a long poll over many partitions). Callbacks run in the call that moves
+the mark.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import itertools
 from collections.abc import Callable
 
 Watcher = Callable[[], None]
+Reached = Callable[[Exception | None], object]
+"""Called once: with None when the offset is reached, with the reason when it never will be."""
 
 
 class Watermark:
@@ -21,7 +24,7 @@ class Watermark:
 
     def __init__(self, offset: int) -> None:
         self.offset = offset
-        self._waiters: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._waiters: list[tuple[int, int, Reached]] = []
         self._order = itertools.count()
         self._watchers: set[Watcher] = set()
 
@@ -35,9 +38,7 @@ class Watermark:
         self.offset = offset
         waiters = self._waiters
         while waiters and waiters[0][0] <= offset:
-            future = heapq.heappop(waiters)[2]
-            if not future.done():
-                future.set_result(None)
+            heapq.heappop(waiters)[2](None)
         if self._watchers:
             self.notify()
 
@@ -50,11 +51,24 @@ class Watermark:
 
         It ends with an exception when `fail` is called. Cancelling it just leaves the line.
         """
-        if self.offset >= offset:
-            return None
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._waiters, (offset, next(self._order), future))
-        return future
+
+        def reached(error: Exception | None) -> None:
+            if future.done():
+                return
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)
+
+        return future if self.when(offset, reached) else None
+
+    def when(self, offset: int, reached: Reached) -> bool:
+        """Have `reached` called once the mark is at `offset` or above; False, and no call, where it already is."""
+        if self.offset >= offset:
+            return False
+        heapq.heappush(self._waiters, (offset, next(self._order), reached))
+        return True
 
     def watch(self, watcher: Watcher) -> None:
         self._watchers.add(watcher)
@@ -70,7 +84,6 @@ class Watermark:
     def fail(self, error: Exception) -> None:
         """End every wait with `error`: the offset will not be reached here any more."""
         waiters, self._waiters = self._waiters, []
-        for _, _, future in waiters:
-            if not future.done():
-                future.set_exception(error)
+        for _, _, reached in waiters:
+            reached(error)
         self.notify()

@@ -17,6 +17,7 @@ import logging
 import socket
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -69,7 +70,7 @@ class Connection(asyncio.Protocol):
         budget: MemoryBudget,
         limits: ConnectionLimits,
         max_frame_bytes: int,
-        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+        spawn: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]],
         on_closed: Callable[[Connection], None],
     ) -> None:
         self._apis = apis
@@ -88,7 +89,8 @@ class Connection(asyncio.Protocol):
         self._waiting_bytes = 0
         self._unsent_bytes = 0
         self._replies: deque[_Reply] = deque()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._work: set[asyncio.Future[Any]] = set()
+        self._sending = False
         self._gated = False
         """A request that does not overlap is being handled: the next one waits."""
         self._turn_is_over = False
@@ -137,8 +139,8 @@ class Connection(asyncio.Protocol):
             self._limits.release(self._host)
         if self._in_line:
             self._budget.leave_line(self._leave_line)
-        for task in self._tasks:
-            task.cancel()
+        for work in tuple(self._work):
+            work.cancel()
         self._requests.clear()
         self._budget.give_back(self._waiting_bytes + self._partial_bytes + self._unsent_bytes)
         self._waiting_bytes = self._partial_bytes = self._unsent_bytes = 0
@@ -273,7 +275,9 @@ class Connection(asyncio.Protocol):
         context = RequestContext(self._services, header, version, self._host, self._listener)
         try:
             result = api.handler(context, request)
-            if type(result) is not CoroutineType:
+            if type(result) is CoroutineType:
+                result = self._spawn(result)
+            elif not isinstance(result, asyncio.Future):
                 self._answer_now(self._encode(api, header, result), size_bytes)
                 return
         except Exception as error:  # noqa: BLE001 - the dispatch boundary
@@ -282,29 +286,32 @@ class Connection(asyncio.Protocol):
         reply = _Reply(size_bytes)
         self._replies.append(reply)
         self._gated = not api.overlaps
-        task = self._spawn(self._finish(reply, api, header, result))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        # A task that is cancelled before its first step would leave the handler's coroutine without an owner.
-        task.add_done_callback(lambda _: result.close())
+        self._work.add(result)
+        result.add_done_callback(partial(self._finish, reply, api, header))
 
-    async def _finish(self, reply: _Reply, api: Api, header: RequestHeader, work: Coroutine[Any, Any, Any]) -> None:
-        """Await one handler and put its answer in its place; cancelled only when the connection is gone."""
-        try:
-            buffers = self._encode(api, header, await work)
-        except Exception as error:  # noqa: BLE001 - the dispatch boundary
-            try:
-                buffers = self._failure(api, header, error)
-            except ProtocolError as refusal:
-                self._refuse(refusal)
-                return
-        if self._transport is None:
+    def _finish(self, reply: _Reply, api: Api, header: RequestHeader, work: asyncio.Future[Any]) -> None:
+        """Put the answer of a handler that had to wait in its place; cancelled only when the connection is gone."""
+        self._work.discard(work)
+        if work.cancelled() or self._transport is None:
             return
-        reply.buffers = buffers
+        error = work.exception()
+        try:
+            if error is None:
+                try:
+                    reply.buffers = self._encode(api, header, work.result())
+                except Exception as unfit:  # noqa: BLE001 - the dispatch boundary
+                    error = unfit
+            if error is not None:
+                reply.buffers = self._failure(api, header, error)
+        except ProtocolError as refusal:
+            self._refuse(refusal)
+            return
         if not api.overlaps:
             self._gated = False
-        self._send_ready()
-        self._advance()
+        if not self._sending:
+            # One flush of the disk makes many answers ready at once: they leave together.
+            self._sending = True
+            asyncio.get_running_loop().call_soon(self._send_ready)
 
     def _encode(self, api: Api, header: RequestHeader, response: Any) -> Buffers:
         self.served += 1
@@ -312,7 +319,7 @@ class Connection(asyncio.Protocol):
             return NO_REPLY
         return api.encode(header.correlation_id, header.api_version, response)
 
-    def _failure(self, api: Api, header: RequestHeader, error: Exception) -> Buffers:
+    def _failure(self, api: Api, header: RequestHeader, error: BaseException) -> Buffers:
         """The answer to a request whose handler raised, or ProtocolError where the API has no place for one."""
         if isinstance(error, ProtocolError):
             raise error
@@ -336,13 +343,17 @@ class Connection(asyncio.Protocol):
         self._budget.end_serving(size_bytes)
 
     def _send_ready(self) -> None:
+        self._sending = False
         replies = self._replies
+        together: list[bytes | bytearray | memoryview] = []
         while replies and (buffers := replies[0].buffers) is not None:
-            size_bytes = replies.popleft().size_bytes
-            self._write(buffers)
-            self._budget.end_serving(size_bytes)
+            together += buffers
+            self._budget.end_serving(replies.popleft().size_bytes)
+        self._write(together)
         if self._draining and not replies:
             self.close()
+        else:
+            self._advance()
 
     def _write(self, buffers: Buffers) -> None:
         transport = self._transport
