@@ -166,7 +166,10 @@ class Broker:
         assert self.services is not None
         config = self.config
         budget_bytes = config.get_int("queued.max.request.bytes")
-        budget = MemoryBudget(budget_bytes if budget_bytes > 0 else DEFAULT_BUDGET_BYTES)
+        # The largest request must always find room when it is the only one.
+        budget = MemoryBudget(
+            max(budget_bytes if budget_bytes > 0 else DEFAULT_BUDGET_BYTES, config.get_int("socket.request.max.bytes"))
+        )
         apis = registry.load()
         for configured in config.listeners:
             self._listeners.append(

@@ -24,6 +24,7 @@ from millrace.config.resolve import (
     validate_overrides,
 )
 from millrace.config.setting import (
+    LONG_MAX,
     ConfigEntry,
     ConfigSource,
     ConfigSynonym,
@@ -44,7 +45,7 @@ from millrace.config.table import (
 )
 
 __all__ = [
-    "BROKER_SETTINGS", "CLIENT_METRICS_SETTINGS", "GROUP_SETTINGS", "SETTINGS", "TOPIC_SETTINGS", "BrokerConfig",
+    "BROKER_SETTINGS", "CLIENT_METRICS_SETTINGS", "GROUP_SETTINGS", "LONG_MAX", "SETTINGS", "TOPIC_SETTINGS", "BrokerConfig",
     "ConfigEntry", "ConfigSource", "ConfigSynonym", "Kind", "Listener", "Scope", "Setting", "TopicConfig", "Update",
     "describe_broker", "describe_broker_defaults", "describe_client_metrics", "describe_group", "describe_topic",
     "find_setting", "format_value", "group_value", "parse_listeners", "parse_properties", "parse_value", "topic_config",

@@ -92,6 +92,7 @@ class TopicConfig:
     segment_jitter_ms: int
     segment_ms: int
     unclean_leader_election_enable: bool
+    validate_records: bool
 
     @property
     def compact(self) -> bool:

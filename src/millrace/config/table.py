@@ -110,14 +110,14 @@ _TOPIC_SETTINGS: Final = (
     _topic("file.delete.delay.ms", _L, _MINUTE_MS,
         "How long the files of a removed segment stay on disk.", at_least(0), "log.segment.delete.delay.ms"),
     _topic("flush.messages", _L, LONG_MAX,
-        "Force a disk flush after this many records; 1 means after every batch.",
+        "Force a disk flush after this many records. Any number turns on what `flush.mode=group` does, which is more.",
         at_least(1), "log.flush.interval.messages"),
     _topic("flush.mode", _S, "group",
         "When data reaches the disk, a setting of millrace: `group` answers acks=all after a flush shared by "
         "every waiting request; `os` leaves flushing to the operating system, as Kafka does by default; "
-        "`interval` flushes by flush.ms and flush.messages only.", one_of("group", "os", "interval"), "flush.mode"),
+        "`interval` flushes within flush.ms of a write, or within a second.", one_of("group", "os", "interval"), "flush.mode"),
     _topic("flush.ms", _L, LONG_MAX,
-        "Force a disk flush of data older than this.",
+        "Force a disk flush of data older than this; in `flush.mode=os` it means `interval`.",
         at_least(0), (Synonym("log.flush.interval.ms"), Synonym("log.flush.scheduler.interval.ms"))),
     _topic("follower.replication.throttled.replicas", _LIST, (),
         "Replicas whose following is throttled: partition:broker pairs, or * for all.", throttled_replicas),
@@ -176,6 +176,9 @@ _TOPIC_SETTINGS: Final = (
     _topic("unclean.leader.election.enable", _B, False,
         "Let a replica that lost records become leader when no other is left; this loses acknowledged data.",
         None, "unclean.leader.election.enable"),
+    _topic("validate.records", _B, False,
+        "Look at every record of a produced batch, not only at its header and checksum, a setting of millrace: a batch "
+        "with broken records is then refused. Compacted topics always do.", None, "validate.records"),
     _topic("internal.segment.bytes", _I, None, "A segment.bytes without its lower limit.", at_least(1), hidden=True),
 )
 # fmt: on

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from millrace.cluster.image import ClusterImage, TopicImage
-from millrace.config import BrokerConfig, TopicConfig, topic_config
+from millrace.config import LONG_MAX, BrokerConfig, TopicConfig, topic_config
 from millrace.errors import ApiError, ErrorCode, StorageError
 from millrace.metadata.deltas import ChangeSet, ConfigChanged, PartitionsAdded, ResourceType, TopicCreated, TopicDeleted
 from millrace.model import INTERNAL_TOPICS, TopicPartition
@@ -31,7 +31,7 @@ TopicKey = str | bytes
 PartitionsListener = Callable[[str, "list[Partition]"], None]
 
 DEFAULT_FLUSH_INTERVAL_MS: Final = 1000
-"""How long `flush.mode=interval` waits where flush.ms does not ask for less."""
+"""How long `flush.mode=interval` waits where flush.ms does not say."""
 
 _UNKNOWN: Final = {
     str: (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "no such topic or partition"),
@@ -232,8 +232,19 @@ def log_config(config: TopicConfig, *, internal: bool = False) -> LogConfig:
         timestamp_after_max_ms=config.message_timestamp_after_max_ms,
         compact=config.compact,
         delete=config.delete,
-        flush_mode=FlushMode.GROUP if internal else FlushMode(config.flush_mode),
-        flush_interval_ms=min(config.flush_ms, DEFAULT_FLUSH_INTERVAL_MS),
+        flush_mode=FlushMode.GROUP if internal else _flush_mode(config),
+        flush_interval_ms=config.flush_ms if config.flush_ms < LONG_MAX else DEFAULT_FLUSH_INTERVAL_MS,
+        validate_records=config.validate_records,
         compression_type=config.compression_type,
         file_delete_delay_ms=config.file_delete_delay_ms,
     )
+
+
+def _flush_mode(config: TopicConfig) -> FlushMode:
+    """The mode that keeps every promise of flush.mode, flush.messages and flush.ms."""
+    mode = FlushMode(config.flush_mode)
+    if config.flush_messages < LONG_MAX:
+        return FlushMode.GROUP
+    if mode is FlushMode.OS and config.flush_ms < LONG_MAX:
+        return FlushMode.INTERVAL
+    return mode

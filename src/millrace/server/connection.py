@@ -169,6 +169,9 @@ class Connection(asyncio.Protocol):
             self.idle_since_mark = False
             self._advance()
         if self._budget.exhausted or len(self._requests) > MAX_WAITING_REQUESTS:
+            if self._budget.overrun and held_bytes:
+                self._refuse(ProtocolError(f"no room for a request that is being received, {self._budget!r}"))
+                return
             self._hold_reading()
 
     def eof_received(self) -> bool:
@@ -234,7 +237,7 @@ class Connection(asyncio.Protocol):
                 return
             size_bytes = len(frame)
             self._waiting_bytes -= size_bytes
-            self._budget.begin_serving()
+            self._budget.begin_serving(size_bytes)
             try:
                 self._begin(frame)
             except ProtocolError as error:

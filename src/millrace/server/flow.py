@@ -1,9 +1,11 @@
 """Bounds on what a broker holds for its peers: bytes of requests in flight, connections in all and per address.
 
-`MemoryBudget` counts bytes of requests from the moment they arrive until their reply is handed to the socket. Over the
-budget, connections stop reading and line up; they go on in that order as bytes are given back. The first in the line
-is let through whenever nobody else is being served, because a broker full of half-received requests would otherwise
-wait for itself for ever.
+`MemoryBudget` counts bytes of requests from the moment they arrive until their reply is handed to the socket, and
+answers that a slow reader leaves with us. Over the budget, connections stop reading and line up; they go on in that
+order as bytes are given back. While whole requests hold less than half of it, the first in the line is let through all
+the same: the rest then lies in half-received requests and unread answers, which may never give anything back, and a
+broker full of them would otherwise wait for itself for ever. At twice the budget that ends, too: whoever sends then is
+closed.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ class MemoryBudget:
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
-        self.serving = 0
-        """Requests that have arrived whole and wait for their reply; they will give their bytes back by themselves."""
+        self.serving_bytes = 0
+        """Of requests that have arrived whole and wait for their reply; they come back by themselves."""
         self._line: deque[Callable[[], None]] = deque()
 
     def __repr__(self) -> str:
@@ -32,6 +34,11 @@ class MemoryBudget:
     def exhausted(self) -> bool:
         return self.used_bytes > self.limit_bytes
 
+    @property
+    def overrun(self) -> bool:
+        """Lining up was not enough."""
+        return self.used_bytes > 2 * self.limit_bytes
+
     def take(self, size_bytes: int) -> None:
         self.used_bytes += size_bytes
 
@@ -39,11 +46,11 @@ class MemoryBudget:
         self.used_bytes -= size_bytes
         self._admit()
 
-    def begin_serving(self) -> None:
-        self.serving += 1
+    def begin_serving(self, size_bytes: int) -> None:
+        self.serving_bytes += size_bytes
 
     def end_serving(self, size_bytes: int) -> None:
-        self.serving -= 1
+        self.serving_bytes -= size_bytes
         self.used_bytes -= size_bytes
         if self._line:
             self._admit()
@@ -59,7 +66,7 @@ class MemoryBudget:
             self._admit()
 
     def _admit(self) -> None:
-        while self._line and (not self.exhausted or self.serving == 0):
+        while self._line and (not self.exhausted or self.serving_bytes <= self.limit_bytes // 2):
             resume = self._line.popleft()
             resume()
             if self.exhausted:

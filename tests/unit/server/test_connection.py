@@ -14,7 +14,12 @@ from millrace.clock import SystemClock
 from millrace.errors import ApiError, ErrorCode
 from millrace.handlers.context import RequestContext, Services
 from millrace.handlers.registry import Api
-from millrace.server.connection import MAX_OVERLAPPING_REPLIES, MAX_WAITING_REQUESTS, Connection
+from millrace.server.connection import (
+    MAX_OVERLAPPING_REPLIES,
+    MAX_REQUESTS_PER_TURN,
+    MAX_WAITING_REQUESTS,
+    Connection,
+)
 from millrace.server.flow import ConnectionLimits, MemoryBudget
 from millrace.wire.frame import decode_response
 from millrace.wire.keys import ApiKey
@@ -26,6 +31,8 @@ class FakeTransport:
 
     def __init__(self) -> None:
         self.written = bytearray()
+        self.writes = 0
+        self.unsent_bytes = 0
         self.reading = True
         self.closed = False
         self.aborted = False
@@ -37,14 +44,16 @@ class FakeTransport:
         assert low < high
 
     def write(self, data: bytes) -> None:
+        self.writes += 1
         self.written += data
 
     def writelines(self, buffers: list[bytes]) -> None:
+        self.writes += 1
         for data in buffers:
             self.written += data
 
     def get_write_buffer_size(self) -> int:
-        return 0
+        return self.unsent_bytes
 
     def pause_reading(self) -> None:
         self.reading = False
@@ -209,7 +218,7 @@ async def test_bytes_that_are_not_the_protocol_close_the_connection(raw: bytes) 
     assert rig.transport.closed
     rig.connection.connection_lost(None)
     assert rig.budget.used_bytes == 0
-    assert rig.budget.serving == 0
+    assert rig.budget.serving_bytes == 0
     assert rig.limits.count == 0
 
 
@@ -278,13 +287,67 @@ async def test_the_memory_budget_stops_reading_and_lets_go_on_in_order() -> None
 
 
 async def test_a_lone_half_request_larger_than_the_budget_still_arrives() -> None:
-    rig = Rig(make_api(lambda context, body: len(body)), budget_bytes=100)
+    rig = Rig(make_api(lambda context, body: len(body)), budget_bytes=600)
     raw = request(1, body=bytes(1000))
-    rig.connection.data_received(raw[:500])
+    rig.connection.data_received(raw[:700])
     assert rig.transport.reading
-    rig.connection.data_received(raw[500:])
+    rig.connection.data_received(raw[700:])
     assert rig.answers == [(1, 1000)]
     assert rig.budget.used_bytes == 0
+
+
+async def test_at_twice_the_budget_a_half_request_is_closed() -> None:
+    rig = Rig(make_api(lambda context, body: len(body)), budget_bytes=100)
+    rig.connection.data_received(request(1, body=bytes(1000))[:500])
+    assert rig.transport.closed
+    rig.connection.connection_lost(None)
+    assert rig.budget.used_bytes == 0
+
+
+async def test_answers_that_are_not_read_count_as_memory() -> None:
+    rig = Rig(make_api(lambda context, body: 1), budget_bytes=100)
+    rig.transport.unsent_bytes = 150
+    rig.connection.pause_writing()
+    assert rig.budget.used_bytes == 150
+    rig.connection.resume_writing()
+    assert rig.budget.used_bytes == 0
+
+
+async def test_a_connection_begins_a_few_requests_and_then_lets_others() -> None:
+    begun: list[int] = []
+    rig = Rig(make_api(lambda context, body: begun.append(1) or 1))
+    rig.connection.data_received(b"".join(request(number) for number in range(40)))
+    assert len(begun) == MAX_REQUESTS_PER_TURN
+    assert not rig.transport.reading
+    while len(begun) < 40:
+        await asyncio.sleep(0)
+    await settle()
+    assert [number for number, _ in rig.answers] == list(range(40))
+    assert rig.transport.reading
+
+
+async def test_answers_that_become_ready_together_leave_together() -> None:
+    gates = Gates()
+    rig = Rig(make_api(gates.handle, overlaps=True))
+    for number in (1, 2, 3):
+        rig.send(number, body=bytes([number]))
+    await settle()
+    for number in (1, 2, 3):
+        gates.futures[number].set_result(number)
+    await settle()
+    assert rig.answers == [(1, 1), (2, 2), (3, 3)]
+    assert rig.transport.writes == 1
+
+
+async def test_answers_before_a_bad_frame_still_leave() -> None:
+    gates = Gates()
+    rig = Rig(make_api(gates.handle))
+    rig.connection.data_received(request(1, body=b"\x01") + request(2, body=b"\x02") + struct.pack(">i", -1))
+    await settle()
+    await gates.open(1)
+    await gates.open(2)
+    assert rig.answers == [(1, 1), (2, 2)]
+    assert rig.transport.closed
 
 
 async def test_a_connection_over_the_limit_is_refused() -> None:
@@ -309,7 +372,7 @@ async def test_a_lost_connection_cancels_its_work_and_gives_everything_back() ->
     await settle()
     assert gates.futures[1].cancelled()
     assert rig.budget.used_bytes == 0
-    assert rig.budget.serving == 0
+    assert rig.budget.serving_bytes == 0
     assert rig.closed == [rig.connection]
 
 
