@@ -1,16 +1,16 @@
 """Produce: record batches into partitions.
 
-The ordered part (check, append) runs at once, without a task; only the wait for the commit is a future.
+The ordered part (check, append) runs at once, without a task; only the wait for the commit is a promise.
 """
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from millrace.errors import ApiError, ErrorCode, MillraceError, ProtocolError, code_of, text_of
 from millrace.handlers.context import RequestContext
+from millrace.handlers.promise import Promise
 from millrace.handlers.registry import api
 from millrace.model import INTERNAL_TOPICS
 from millrace.records.batch import CODEC_MASK, TRANSACTIONAL_BIT, attributes_of
@@ -42,7 +42,7 @@ ProduceAnswer = list[tuple[TopicKey, list[ProduceResult]]]
     decoder=read_produce,
     encoder=write_produce,
 )
-def produce(context: RequestContext, call: ProduceCall) -> ProduceAnswer | asyncio.Future[ProduceAnswer] | None:
+def produce(context: RequestContext, call: ProduceCall) -> ProduceAnswer | Promise[ProduceAnswer] | None:
     """Append each partition's batch and answer according to acks.
 
     acks=all answers once the batch is committed (below the high watermark; on disk in `flush.mode=group`), acks=1 once
@@ -58,7 +58,7 @@ def produce(context: RequestContext, call: ProduceCall) -> ProduceAnswer | async
     refusal = _refusal(call)
     replicas = context.broker.replicas
     answer: ProduceAnswer = []
-    commit = _Commit(answer) if acks == ACKS_ALL else None
+    commit: _Commit | None = None
     for key, partitions in call.topics:
         results: list[ProduceResult] = []
         answer.append((key, results))
@@ -70,7 +70,8 @@ def produce(context: RequestContext, call: ProduceCall) -> ProduceAnswer | async
             except MillraceError as error:
                 results.append(ProduceResult(item.partition, code_of(error), error_message=text_of(error)))
                 continue
-            if commit is not None:
+            if acks == ACKS_ALL and partition.high_watermark.offset <= appended.last_offset:
+                commit = commit or _Commit(answer)
                 commit.await_partition(partition, appended.last_offset, results)
             results.append(
                 ProduceResult(
@@ -78,7 +79,8 @@ def produce(context: RequestContext, call: ProduceCall) -> ProduceAnswer | async
                 )
             )
     if commit is not None and commit.waiting:
-        return commit.within(call.timeout_ms, context.broker.clock)
+        commit.within(call.timeout_ms, context.broker.clock)
+        return commit
     if acks == ACKS_NONE:
         if any(result.error_code for _, results in answer for result in results):
             # There is no reply to carry the error, so the client learns of it as Kafka's do: by the connection.
@@ -87,14 +89,14 @@ def produce(context: RequestContext, call: ProduceCall) -> ProduceAnswer | async
     return answer
 
 
-class _Commit:
+class _Commit(Promise[ProduceAnswer]):
     """The wait of one request for all its batches. Callbacks instead of a task: this is made for every request."""
 
-    __slots__ = ("_answer", "_done", "_timeout_ms", "_timer", "waiting")
+    __slots__ = ("_answer", "_timeout_ms", "_timer", "waiting")
 
     def __init__(self, answer: ProduceAnswer) -> None:
+        super().__init__()
         self._answer = answer
-        self._done: asyncio.Future[ProduceAnswer] | None = None
         self._timer: Timer | None = None
         self._timeout_ms = 0
         self.waiting: dict[int, tuple[list[ProduceResult], int]] = {}
@@ -106,12 +108,10 @@ class _Commit:
         if partition.when_committed(last_offset, partial(self._settle, ticket)):
             self.waiting[ticket] = (results, len(results))
 
-    def within(self, timeout_ms: int, clock: Clock) -> asyncio.Future[ProduceAnswer]:
-        """The answer, once everything is committed, has failed, or `timeout_ms` are over."""
+    def within(self, timeout_ms: int, clock: Clock) -> None:
+        """Answer once everything is committed or has failed, or when `timeout_ms` are over."""
         self._timeout_ms = timeout_ms
-        self._done = asyncio.get_running_loop().create_future()
         self._timer = clock.call_later(max(timeout_ms, 0) / 1000, self._expire)
-        return self._done
 
     def _settle(self, ticket: int, error: Exception | None) -> None:
         place = self.waiting.pop(ticket, None)
@@ -129,8 +129,7 @@ class _Commit:
     def _finish(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        if self._done is not None and not self._done.done():
-            self._done.set_result(self._answer)
+        self.keep(self._answer)
 
 
 def _put_error(place: tuple[list[ProduceResult], int], error: Exception) -> None:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from millrace.errors import ApiError, ErrorCode, ProtocolError, StorageError, code_of, text_of
 from millrace.handlers import api_versions
 from millrace.handlers.context import RequestContext, Services
+from millrace.handlers.promise import Promise
 from millrace.wire.frame import FrameReader, RequestHeader, read_request_header
 from millrace.wire.keys import ApiKey
 
@@ -89,7 +90,7 @@ class Connection(asyncio.Protocol):
         self._waiting_bytes = 0
         self._unsent_bytes = 0
         self._replies: deque[_Reply] = deque()
-        self._work: set[asyncio.Future[Any]] = set()
+        self._work: set[asyncio.Task[Any] | Promise[Any]] = set()
         self._sending = False
         self._gated = False
         """A request that does not overlap is being handled: the next one waits."""
@@ -278,9 +279,7 @@ class Connection(asyncio.Protocol):
         context = RequestContext(self._services, header, version, self._host, self._listener)
         try:
             result = api.handler(context, request)
-            if type(result) is CoroutineType:
-                result = self._spawn(result)
-            elif not isinstance(result, asyncio.Future):
+            if not isinstance(result, CoroutineType | Promise):
                 self._answer_now(self._encode(api, header, result), size_bytes)
                 return
         except Exception as error:  # noqa: BLE001 - the dispatch boundary
@@ -289,22 +288,33 @@ class Connection(asyncio.Protocol):
         reply = _Reply(size_bytes)
         self._replies.append(reply)
         self._gated = not api.overlaps
-        self._work.add(result)
-        result.add_done_callback(partial(self._finish, reply, api, header))
+        if isinstance(result, Promise):
+            self._work.add(result)
+            result.then(lambda answer: self._complete(result, reply, api, header, answer))
+        else:
+            task = self._spawn(result)
+            self._work.add(task)
+            task.add_done_callback(partial(self._finish, reply, api, header))
 
-    def _finish(self, reply: _Reply, api: Api, header: RequestHeader, work: asyncio.Future[Any]) -> None:
-        """Put the answer of a handler that had to wait in its place; cancelled only when the connection is gone."""
+    def _finish(self, reply: _Reply, api: Api, header: RequestHeader, task: asyncio.Task[Any]) -> None:
+        """Take the result of an async handler; cancelled only when the connection is gone."""
+        if not task.cancelled():
+            error = task.exception()
+            self._complete(task, reply, api, header, task.result() if error is None else error)
+
+    def _complete(
+        self, work: asyncio.Task[Any] | Promise[Any], reply: _Reply, api: Api, header: RequestHeader, outcome: Any
+    ) -> None:
+        """Put an answer, or what an exception is answered with, in its place."""
         self._work.discard(work)
-        if work.cancelled() or self._transport is None:
+        if self._transport is None:
             return
-        error = work.exception()
         try:
-            if error is None:
-                try:
-                    reply.buffers = self._encode(api, header, work.result())
-                except Exception as unfit:  # noqa: BLE001 - the dispatch boundary
-                    error = unfit
-            if error is not None:
+            try:
+                if isinstance(outcome, BaseException):
+                    raise outcome
+                reply.buffers = self._encode(api, header, outcome)
+            except Exception as error:  # noqa: BLE001 - the dispatch boundary
                 reply.buffers = self._failure(api, header, error)
         except ProtocolError as refusal:
             self._refuse(refusal)
@@ -322,7 +332,7 @@ class Connection(asyncio.Protocol):
             return NO_REPLY
         return api.encode(header.correlation_id, header.api_version, response)
 
-    def _failure(self, api: Api, header: RequestHeader, error: BaseException) -> Buffers:
+    def _failure(self, api: Api, header: RequestHeader, error: Exception) -> Buffers:
         """The answer to a request whose handler raised, or ProtocolError where the API has no place for one."""
         if isinstance(error, ProtocolError):
             raise error

@@ -7,7 +7,7 @@ next one covers them all. Latency is about one sync at low load, and throughput 
 A failed sync is final. The kernel may have dropped the dirty pages, so a second sync that succeeds proves nothing: the
 flusher stops, nothing counts as flushed any more, and `on_failure` takes the directory offline.
 
-Owner: the flusher's own task; `request` is called on the same loop.
+Owner: the event loop, in callbacks; only the sync itself runs in the thread.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 
 from millrace.clock import Clock, Timer
 from millrace.errors import StorageError
@@ -26,25 +25,25 @@ from millrace.storage.log import FlushMode, FlushTicket, Log
 
 logger = logging.getLogger(__name__)
 
+Done = Callable[[Exception | None], object]
+
 
 class _SyncThread:
     """One thread that runs one call after another for the loop.
 
-    An executor does the same for twice the CPU time, and this is done a thousand times a second: at low load it is a
-    good part of the time between a produce request and its answer.
+    An executor does the same for twice the CPU time, and this is done thousands of times a second; its futures also
+    bring the result a turn of the loop later, and whole requests are handled in such a turn.
     """
 
     def __init__(self, name: str) -> None:
-        self._calls: queue.SimpleQueue[tuple[asyncio.Future[None], Callable[[], object]] | None] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[tuple[Callable[[], object], Done] | None] = queue.SimpleQueue()
         self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
-    def run(self, call: Callable[[], object]) -> asyncio.Future[None]:
-        """Done once `call` is; cancelling the future does not stop the call."""
-        done: asyncio.Future[None] = self._loop.create_future()
-        self._calls.put((done, call))
-        return done
+    def run(self, call: Callable[[], object], done: Done) -> None:
+        """Run `call` in the thread, then `done` on the loop."""
+        self._calls.put((call, done))
 
     def stop(self) -> None:
         """Finish what was asked for and end."""
@@ -53,25 +52,16 @@ class _SyncThread:
 
     def _work(self) -> None:
         while (item := self._calls.get()) is not None:
-            done, call = item
+            call, done = item
             error: Exception | None = None
             try:
                 call()
-            except Exception as raised:  # noqa: BLE001 - whoever awaits the call gets it
+            except Exception as raised:  # noqa: BLE001 - it goes to the loop
                 error = raised
             try:
-                self._loop.call_soon_threadsafe(_finish, done, error)
+                self._loop.call_soon_threadsafe(done, error)
             except RuntimeError:
                 return  # the loop is gone, and with it everybody who could want the result
-
-
-def _finish(done: asyncio.Future[None], error: Exception | None) -> None:
-    if done.cancelled():
-        return
-    if error is None:
-        done.set_result(None)
-    else:
-        done.set_exception(error)
 
 
 class Flusher:
@@ -96,21 +86,21 @@ class Flusher:
         self._checkpoint = checkpoint
         self._dirty: dict[Log, None] = {}
         self._delayed: dict[Log, Timer] = {}
-        self._wake: asyncio.Future[None] | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._stopping = False
+        self._busy = False
+        """A sync is under way or about to begin."""
+        self._idle: asyncio.Future[None] | None = None
         self._thread: _SyncThread | None = None
 
     def __repr__(self) -> str:
-        state = "failed" if self.failure else "running" if self._task else "stopped"
+        state = "failed" if self.failure else "running" if self._thread else "stopped"
         return f"Flusher({self.name}, {state}, {len(self._dirty)} dirty)"
 
     def start(self) -> None:
         """Begin to flush, on the running loop."""
-        if self._task is None:
-            self._stopping = False
+        if self._thread is None:
             self._thread = _SyncThread(f"flush-{self.name}")
-            self._task = asyncio.get_running_loop().create_task(self._run(), name=f"flusher {self.name}")
+            if self._dirty:
+                self._wake()
 
     def request(self, log: Log) -> None:
         """Have the log synced: now, or within its interval. Cheap, and harmless when repeated."""
@@ -118,7 +108,7 @@ class Flusher:
             return
         config = log.config
         if config.flush_mode is FlushMode.INTERVAL:
-            if log not in self._delayed and self._task is not None:
+            if log not in self._delayed and self._thread is not None:
                 self._delayed[log] = self._clock.call_later(
                     config.flush_interval_ms / 1000, lambda: self._interval_over(log)
                 )
@@ -131,9 +121,14 @@ class Flusher:
 
     def _add(self, log: Log) -> None:
         self._dirty[log] = None
-        wake = self._wake
-        if wake is not None and not wake.done():
-            wake.set_result(None)
+        if not self._busy:
+            self._wake()
+
+    def _wake(self) -> None:
+        """Begin in the next turn of the loop, so that everything that arrived in this one takes part."""
+        if self._thread is not None and self.failure is None:
+            self._busy = True
+            asyncio.get_running_loop().call_soon(self._begin)
 
     def forget(self, log: Log) -> None:
         """The log is gone: do not touch its files any more. A sync under way ends harmlessly."""
@@ -144,59 +139,69 @@ class Flusher:
 
     async def stop(self) -> None:
         """Sync what is dirty, then end. When cancelled, the thread's last sync still runs to its end."""
-        task, self._task = self._task, None
-        if task is None:
+        thread = self._thread
+        if thread is None:
             return
         for log, timer in list(self._delayed.items()):
             timer.cancel()
             self._dirty[log] = None
         self._delayed.clear()
-        self._stopping = True
-        if self._wake is not None and not self._wake.done():
-            self._wake.set_result(None)
+        if self._dirty and not self._busy:
+            self._wake()
         try:
-            with suppress(StorageError):
-                await task
+            if self._busy:
+                self._idle = asyncio.get_running_loop().create_future()
+                await self._idle
         finally:
-            if self._thread is not None:
-                self._thread.stop()
-                self._thread = None
+            self._thread = None
+            thread.stop()
 
-    async def _run(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            if not self._dirty:
-                if self._stopping:
-                    return
-                self._wake = loop.create_future()
-                await self._wake
-                self._wake = None
-                continue
-            logs, self._dirty = self._dirty, {}
-            try:
-                await self._flush(list(logs))
-            except StorageError as error:
-                self._fail(error)
-                return
-
-    async def _flush(self, logs: list[Log]) -> None:
-        assert self._thread is not None
+    def _begin(self) -> None:
+        logs, self._dirty = self._dirty, {}
         tickets: list[FlushTicket] = []
-        synced = False
         try:
             for log in logs:
                 ticket = log.begin_flush()
                 if ticket is not None:
                     tickets.append(ticket)
-            if tickets:
-                await self._thread.run(lambda: self._sync(tickets))
-                self.flushes += 1
-            synced = True
-        finally:
-            for ticket in tickets:
-                ticket.log.end_flush(ticket, synced=synced)
-        if self._checkpoint is not None and any(ticket.rolled for ticket in tickets):
-            await self._thread.run(self._checkpoint())
+        except StorageError as error:
+            self._end(tickets, error)
+            return
+        if tickets and self._thread is not None:
+            self._thread.run(lambda: self._sync(tickets), lambda error: self._end(tickets, error))
+        else:
+            self._rest()
+
+    def _end(self, tickets: list[FlushTicket], error: Exception | None) -> None:
+        for ticket in tickets:
+            ticket.log.end_flush(ticket, synced=error is None)
+        if error is not None:
+            self._fail(error if isinstance(error, StorageError) else StorageError(f"a sync failed: {error!r}"))
+            self._rest()
+            return
+        self.flushes += 1
+        if self._checkpoint is not None and self._thread is not None and any(ticket.rolled for ticket in tickets):
+            self._thread.run(self._checkpoint(), self._checkpointed)
+        else:
+            self._go_on()
+
+    def _checkpointed(self, error: Exception | None) -> None:
+        if error is not None:
+            self._fail(error if isinstance(error, StorageError) else StorageError(f"a checkpoint failed: {error!r}"))
+            self._rest()
+        else:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        if self._dirty:
+            self._begin()
+        else:
+            self._rest()
+
+    def _rest(self) -> None:
+        self._busy = False
+        if self._idle is not None and not self._idle.done():
+            self._idle.set_result(None)
 
     def _sync(self, tickets: list[FlushTicket]) -> None:
         for ticket in tickets:
