@@ -17,6 +17,9 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Final
 
 from millrace.clock import Clock, Timer
 from millrace.errors import StorageError
@@ -26,6 +29,9 @@ from millrace.storage.log import FlushMode, FlushTicket, Log
 logger = logging.getLogger(__name__)
 
 Done = Callable[[Exception | None], object]
+
+MAX_SYNCS_IN_A_ROW: Final = 16
+"""After so many the loop is asked again, and other logs get their turn."""
 
 
 class _SyncThread:
@@ -49,6 +55,11 @@ class _SyncThread:
         """Finish what was asked for and end."""
         self._calls.put(None)
         self._thread.join()
+
+    def tell(self, news: Callable[[], object]) -> None:
+        """In the thread: have `news` called on the loop before `done` is."""
+        with suppress(RuntimeError):  # the loop is gone
+            self._loop.call_soon_threadsafe(news)
 
     def _work(self) -> None:
         while (item := self._calls.get()) is not None:
@@ -204,8 +215,21 @@ class Flusher:
             self._idle.set_result(None)
 
     def _sync(self, tickets: list[FlushTicket]) -> None:
+        """In the thread: sync, and a log that is alone and was written to meanwhile is synced again at once.
+
+        The loop may be busy with the very requests that wrote: asking it first would let the disk rest.
+        """
         for ticket in tickets:
             ticket.run(self._files)
+        if len(tickets) > 1 or self._thread is None:
+            return
+        (ticket,) = tickets
+        for _ in range(MAX_SYNCS_IN_A_ROW):
+            end = ticket.grown()
+            if end is None or len(self._dirty) > 1:
+                return
+            self._thread.tell(partial(ticket.log.note_synced, ticket.end, ticket.generation))
+            ticket.sync_again(self._files, end)
 
     def _fail(self, error: StorageError) -> None:
         self.failure = error

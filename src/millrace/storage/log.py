@@ -185,6 +185,27 @@ class FlushTicket:
             if files.size_of(self.log.directory) is not None:
                 raise
 
+    def grown(self) -> LogPosition | None:
+        """Where the log ends by now, if one more sync of the same file is all that this takes; any thread.
+
+        The order of the two reads is what makes it safe: an append sets what else it owes before it moves the end.
+        """
+        end = self.log.written_end
+        if (
+            end.offset <= self.end.offset
+            or end.segment_base != self.end.segment_base
+            or len(self.pinned) != 1
+            or self.log.owes_more_than_data
+        ):
+            return None
+        return end
+
+    def sync_again(self, files: Files, end: LogPosition) -> None:
+        """Sync the one file up to `end`, which `grown` has returned; any thread."""
+        file, fd = self.pinned[0]
+        files.sync_descriptor(file.path, fd)
+        self.end = end
+
 
 class Log:
     """A partition's records on disk. See the module for owner and invariants."""
@@ -988,15 +1009,35 @@ class Log:
         self._rolled = False
         return ticket
 
-    def end_flush(self, ticket: FlushTicket, *, synced: bool = True) -> None:
-        """Take the result of a ticket: `flushed` advances and the listeners are told."""
-        for file, _ in ticket.pinned:
-            self._files.unpin(file)
-        # After a truncation the ticket's end may not exist any more; the flush that follows it will speak for the rest.
-        if synced and ticket.generation == self._generation and ticket.end.offset >= self._flushed.offset:
-            self._flushed = ticket.end
+    @property
+    def written_end(self) -> LogPosition:
+        """Where the next batch goes, as far as writes have returned; may be read in any thread."""
+        return self._end
+
+    @property
+    def owes_more_than_data(self) -> bool:
+        """Whether files other than the active segment wait for a sync; may be read in any thread."""
+        return bool(self._unsynced_directories or self._unsynced_files or self._rolled or self._epochs.dirty)
+
+    def note_synced(self, end: LogPosition, generation: int) -> None:
+        """Everything below `end` is on disk: `flushed` advances and the listeners are told.
+
+        After a truncation `end` may not exist any more; the flush that follows it will speak for the rest.
+        """
+        if generation == self._generation and end.offset >= self._flushed.offset:
+            self._flushed = end
             for callback in self.on_flushed:
                 callback()
+
+    def end_flush(self, ticket: FlushTicket, *, synced: bool = True) -> None:
+        """Take the result of a ticket."""
+        for file, _ in ticket.pinned:
+            self._files.unpin(file)
+        if synced:
+            if ticket.end == self._end and ticket.generation == self._generation:
+                # The ticket has followed the log to its very end.
+                self._unsynced.pop(self._active, None)
+            self.note_synced(ticket.end, ticket.generation)
 
     def flush(self) -> None:
         """Sync now, in this thread."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 import uuid
 from dataclasses import replace
 from pathlib import Path
@@ -71,6 +72,42 @@ async def test_one_sync_covers_all_appends_made_while_the_disk_was_busy(tmp_path
     await flushed_to(log, 100)
     assert files.syncs == 2
     assert log.flushed == log.end
+    await flusher.stop()
+    log.close()
+
+
+async def test_the_thread_goes_on_by_itself_while_the_loop_is_busy(tmp_path: Path) -> None:
+    files = SlowFiles()
+    log = make(tmp_path, files)
+    flusher = Flusher("d", files=files, clock=SystemClock())
+    flusher.start()
+    log.request_flush = flusher.request
+    add(log)
+    await asyncio.to_thread(files.began.wait)
+    add(log, 5)
+    files.go.set()
+    while files.syncs < 2:  # the loop does not run here: only the thread can have begun the second one
+        time.sleep(0.001)
+    assert log.flushed_offset == 0
+    await flushed_to(log, 6)
+    await flusher.stop()
+    assert not log.dirty
+    assert files.syncs == 2
+    log.close()
+
+
+async def test_a_new_leader_epoch_is_never_passed_over(tmp_path: Path) -> None:
+    files = SlowFiles()
+    log = make(tmp_path, files)
+    flusher = Flusher("d", files=files, clock=SystemClock())
+    flusher.start()
+    log.request_flush = flusher.request
+    add(log)
+    await asyncio.to_thread(files.began.wait)
+    log.append(batch(1), leader_epoch=7, now_ms=NOW_MS)
+    files.go.set()
+    await flushed_to(log, 2)
+    assert "7 1" in (log.directory / "leader-epoch-checkpoint").read_text()
     await flusher.stop()
     log.close()
 
