@@ -115,7 +115,8 @@ _TOPIC_SETTINGS: Final = (
     _topic("flush.mode", _S, "group",
         "When data reaches the disk, a setting of millrace: `group` answers acks=all after a flush shared by "
         "every waiting request; `os` leaves flushing to the operating system, as Kafka does by default; "
-        "`interval` flushes within flush.ms of a write, or within a second.", one_of("group", "os", "interval"), "flush.mode"),
+        "`interval` flushes within flush.ms of a write, or within a second.",
+        one_of("group", "os", "interval"), "flush.mode"),
     _topic("flush.ms", _L, LONG_MAX,
         "Force a disk flush of data older than this; in `flush.mode=os` it means `interval`.",
         at_least(0), (Synonym("log.flush.interval.ms"), Synonym("log.flush.scheduler.interval.ms"))),
