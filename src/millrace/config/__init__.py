@@ -46,8 +46,8 @@ from millrace.config.table import (
 
 __all__ = [
     "BROKER_SETTINGS", "CLIENT_METRICS_SETTINGS", "GROUP_SETTINGS", "LONG_MAX", "SETTINGS", "TOPIC_SETTINGS",
-    "BrokerConfig", "ConfigEntry", "ConfigSource", "ConfigSynonym", "Kind", "Listener", "Scope", "Setting", "TopicConfig", "Update",
-    "describe_broker", "describe_broker_defaults", "describe_client_metrics", "describe_group", "describe_topic",
-    "find_setting", "format_value", "group_value", "parse_listeners", "parse_properties", "parse_value", "topic_config",
-    "topic_value", "validate_dynamic_broker", "validate_overrides",
+    "BrokerConfig", "ConfigEntry", "ConfigSource", "ConfigSynonym", "Kind", "Listener", "Scope", "Setting",
+    "TopicConfig", "Update", "describe_broker", "describe_broker_defaults", "describe_client_metrics", "describe_group",
+    "describe_topic", "find_setting", "format_value", "group_value", "parse_listeners", "parse_properties", "parse_value",
+    "topic_config", "topic_value", "validate_dynamic_broker", "validate_overrides",
 ]  # fmt: skip
