@@ -290,7 +290,10 @@ def test_groups(run: CommandLine, fresh: Callable[[str], str]) -> None:
     assert "GROUP_ID_NOT_FOUND" in run.error("groups", "delete", group, "--yes")
 
 
-def test_a_group_with_members_cannot_be_reset(run: CommandLine, fresh: Callable[[str], str]) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_group_with_members_cannot_be_reset(
+    run: CommandLine, fresh: Callable[[str], str], number: signal.Signals
+) -> None:
     topic, group = fresh("cli-busy"), fresh("cli-busy-group")
     run.text("topics", "create", topic)
     run.text("produce", topic, stdin=b"1\n")
@@ -302,9 +305,10 @@ def test_a_group_with_members_cannot_be_reset(run: CommandLine, fresh: Callable[
         assert described["members"][0]["partitions"] == [f"{topic}-0"]
         message = run.error("groups", "reset", group, "--topic", topic, "--to-latest", "--execute")
         assert "UNKNOWN_MEMBER_ID" in message or "NON_EMPTY_GROUP" in message
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         process.communicate(timeout=TIMEOUT_S)
     (described,) = run.json("groups", "describe", group)
+    assert (described["state"], described["members"]) == ("empty", [])  # it has left, it was not timed out
     assert [one["committed"] for one in described["partitions"]] == [1]
 
 

@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import typer
@@ -82,6 +86,24 @@ def millrace(
 
 def run(argv: list[str]) -> int:
     """The exit code of one command line. Errors meant for people end here, as one line."""
+    with _sigterm_as_ctrl_c():
+        return _run(argv)
+
+
+@contextmanager
+def _sigterm_as_ctrl_c() -> Iterator[None]:
+    """Whoever stops a command politely wants what Ctrl-C gives: records delivered, groups left."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _run(argv: list[str]) -> int:
     try:
         outcome = get_command(app).main(args=argv, prog_name="millrace", standalone_mode=False)
     except typer.Abort:
