@@ -25,8 +25,9 @@ from millrace.records.batch import ProduceLimits, validate_produced
 from millrace.records.decode import check_records
 from millrace.records.encode import Record, encode_batch
 from millrace.storage.files import Files
-from millrace.storage.log import FlushMode, Log, LogConfig
+from millrace.storage.log import Log
 from millrace.storage.logdirs import LogDirs
+from millrace.storage.settings import FlushMode, LogConfig
 
 NOW_MS = 1_700_000_000_000
 CONFIG = LogConfig(flush_mode=FlushMode.OS)

@@ -19,8 +19,9 @@ from millrace.errors import StorageError
 from millrace.model import TopicPartition
 from millrace.records.batch import crc_matches, split
 from millrace.records.decode import decode_records
-from millrace.storage.log import FlushMode, Log, LogConfig
+from millrace.storage.log import Log
 from millrace.storage.logdirs import LogDirs
+from millrace.storage.settings import FlushMode, LogConfig
 from support.batches import NOW_MS, batch
 from support.disk import FaultyFiles, fast_directory
 

@@ -18,9 +18,10 @@ from millrace.clock import ManualClock
 from millrace.errors import ApiError, CorruptLogError
 from millrace.records.batch import crc_matches, split
 from millrace.storage.files import Files
-from millrace.storage.log import FlushMode, Log, LogConfig
+from millrace.storage.log import Log
 from millrace.storage.recovery import LogState
 from millrace.storage.segment import IndexCache
+from millrace.storage.settings import FlushMode, LogConfig
 from support.batches import NOW_MS, batch
 from support.disk import fast_directory
 

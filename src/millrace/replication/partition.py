@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from millrace.errors import ApiError, ErrorCode
 from millrace.replication.watermark import Reached, Watermark
-from millrace.storage.log import FlushMode
+from millrace.storage.settings import FlushMode
 
 if TYPE_CHECKING:
     from millrace.clock import Clock

@@ -19,7 +19,8 @@ from millrace.model import INTERNAL_TOPICS, TopicPartition
 from millrace.records.batch import TimestampType
 from millrace.replication.partition import Partition
 from millrace.replication.watermark import Watermark
-from millrace.storage.log import FlushMode, Log, LogConfig
+from millrace.storage.log import Log
+from millrace.storage.settings import FlushMode, LogConfig
 
 if TYPE_CHECKING:
     from millrace.clock import Clock
@@ -212,10 +213,11 @@ class Replicas:
 
     def _log_config(self, topic: str) -> LogConfig:
         config = topic_config(self._image.topic_overrides(topic), self._config)
-        return log_config(config, internal=topic in INTERNAL_TOPICS)
+        expiration_ms = self._config.get_int("producer.id.expiration.ms")
+        return log_config(config, internal=topic in INTERNAL_TOPICS, producer_expiration_ms=expiration_ms)
 
 
-def log_config(config: TopicConfig, *, internal: bool = False) -> LogConfig:
+def log_config(config: TopicConfig, *, internal: bool, producer_expiration_ms: int) -> LogConfig:
     """What storage needs to know of a topic's settings. Internal state is always flushed before it is acknowledged."""
     return LogConfig(
         segment_bytes=config.segment_bytes,
@@ -235,6 +237,7 @@ def log_config(config: TopicConfig, *, internal: bool = False) -> LogConfig:
         flush_mode=FlushMode.GROUP if internal else _flush_mode(config),
         flush_interval_ms=config.flush_ms if config.flush_ms < LONG_MAX else DEFAULT_FLUSH_INTERVAL_MS,
         validate_records=config.validate_records,
+        producer_expiration_ms=producer_expiration_ms,
         compression_type=config.compression_type,
         file_delete_delay_ms=config.file_delete_delay_ms,
     )

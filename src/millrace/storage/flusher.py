@@ -24,7 +24,9 @@ from typing import Final
 from millrace.clock import Clock, Timer
 from millrace.errors import StorageError
 from millrace.storage.files import Files
-from millrace.storage.log import FlushMode, FlushTicket, Log
+from millrace.storage.log import Log
+from millrace.storage.settings import FlushMode
+from millrace.storage.ticket import FlushTicket
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ The files of a partition's directory and who owns each: `<base>.log` with its in
 
 Not here: who may read up to where (the high watermark), waiting, replication, and threads: a `Log` is synchronous and
 belongs to the event loop. Syncing is two steps, `begin_flush` on the loop and `FlushTicket.run` in any thread, so that
-a flusher can group many logs (`flusher`).
+a flusher can group many logs (`ticket`, `flusher`).
 
 Invariants:
 - A failed append changes nothing: the next one goes to the same offset and the same position.
@@ -19,8 +19,6 @@ from __future__ import annotations
 import logging
 from bisect import bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -30,12 +28,10 @@ from millrace.model import NO_TIMESTAMP
 from millrace.records.batch import (
     HEADER_BYTES,
     LOG_OVERHEAD_BYTES,
-    NO_LIMIT_MS,
     STAMP,
     STAMP_BYTES,
     Batch,
     BatchHeader,
-    ProduceLimits,
     TimestampType,
     crc_matches,
     read_header,
@@ -43,7 +39,7 @@ from millrace.records.batch import (
     stamp_log_append_time,
     validate_produced,
 )
-from millrace.records.compression import DEFAULT_MAX_BYTES, Buffer, Codec, codec_named
+from millrace.records.compression import Buffer
 from millrace.records.control import decode_end_marker
 from millrace.records.decode import check_records, decode_records
 from millrace.records.encode import recompress
@@ -51,8 +47,8 @@ from millrace.storage import checkpoint, recovery
 from millrace.storage.epochs import LeaderEpochs
 from millrace.storage.files import DiskFile, Files
 from millrace.storage.index import TIME_ENTRY_BYTES
-from millrace.storage.producers import DEFAULT_EXPIRATION_MS, DEFAULT_MAX_PRODUCERS, ProducerEntry, Producers
-from millrace.storage.recovery import LoadOptions, LogPosition, LogState
+from millrace.storage.producers import ProducerEntry, Producers
+from millrace.storage.recovery import LogPosition, LogState
 from millrace.storage.retention import SegmentAge, expired_segments
 from millrace.storage.segment import (
     DELETED_SUFFIX,
@@ -67,6 +63,8 @@ from millrace.storage.segment import (
     Segment,
     file_name,
 )
+from millrace.storage.settings import FlushMode, LogConfig
+from millrace.storage.ticket import FlushTicket
 from millrace.storage.txnindex import AbortedTransaction
 
 logger = logging.getLogger(__name__)
@@ -74,61 +72,6 @@ logger = logging.getLogger(__name__)
 _SEARCH_CHUNK_BYTES: Final = 64 * 1024
 _MAX_HINTS: Final = 256
 _ASK_ALWAYS: Final = -2
-_WEEK_MS: Final = 7 * 24 * 3600 * 1000
-
-
-class FlushMode(Enum):
-    """When written data is synced to disk."""
-
-    GROUP = "group"
-    """Always, as soon as the disk is free; acks=all waits for it."""
-    OS = "os"
-    """When the kernel likes to, and a segment when it is rolled: Kafka's default."""
-    INTERVAL = "interval"
-    """Within `flush_interval_ms` of a write."""
-
-
-@dataclass(frozen=True, slots=True)
-class LogConfig:
-    """A topic's settings, as far as its logs need them; names and defaults are Kafka's, except for `flush_mode`."""
-
-    segment_bytes: int = 1 << 30
-    segment_ms: int = _WEEK_MS
-    retention_ms: int = _WEEK_MS
-    retention_bytes: int = -1
-    index_interval_bytes: int = 4096
-    segment_index_bytes: int = 10 * 1024 * 1024
-    max_message_bytes: int = 1_048_588
-    timestamp_type: TimestampType = TimestampType.CREATE
-    timestamp_before_max_ms: int = NO_LIMIT_MS
-    timestamp_after_max_ms: int = 3_600_000
-    compact: bool = False
-    delete: bool = True
-    compression_type: str = "producer"
-    flush_mode: FlushMode = FlushMode.GROUP
-    flush_interval_ms: int = 1000
-    file_delete_delay_ms: int = 60_000
-    producer_expiration_ms: int = DEFAULT_EXPIRATION_MS
-    max_producers: int = DEFAULT_MAX_PRODUCERS
-    validate_records: bool = False
-    """Walk every record of a produced batch (`records.decode.check_records`), not only its header and CRC."""
-    max_decompressed_bytes: int = DEFAULT_MAX_BYTES
-
-    @property
-    def produce_limits(self) -> ProduceLimits:
-        if self.timestamp_type is TimestampType.LOG_APPEND:
-            # The producer's timestamps are replaced, so that they cannot be wrong.
-            return ProduceLimits(self.max_message_bytes, NO_LIMIT_MS, NO_LIMIT_MS)
-        return ProduceLimits(self.max_message_bytes, self.timestamp_before_max_ms, self.timestamp_after_max_ms)
-
-    @property
-    def target_codec(self) -> Codec | None:
-        """The codec that batches are stored in; None: as the producer sent them."""
-        return None if self.compression_type == "producer" else codec_named(self.compression_type)
-
-    @property
-    def load_options(self) -> LoadOptions:
-        return LoadOptions(self.index_interval_bytes, self.compact, self.producer_expiration_ms, self.max_producers)
 
 
 class Appended(NamedTuple):
@@ -154,57 +97,6 @@ class FoundOffset(NamedTuple):
     offset: int
     timestamp_ms: int
     leader_epoch: int
-
-
-@dataclass(slots=True)
-class FlushTicket:
-    """What must reach the disk for a log to count as flushed up to `end`; made and finished on the loop."""
-
-    log: Log
-    end: LogPosition
-    generation: int
-    rolled: bool
-    pinned: list[tuple[DiskFile, int]]
-    directories: list[Path]
-    loose_files: list[Path]
-    replacements: list[tuple[Path, bytes]]
-
-    def run(self, files: Files) -> None:
-        """Sync everything; any thread. A `StorageError` is final: what was dirty may be lost already."""
-        for file, fd in self.pinned:
-            files.sync_descriptor(file.path, fd)
-        try:
-            for path in self.loose_files:
-                files.sync_path(path)
-            for path, data in self.replacements:
-                files.replace_bytes(path, data)
-            for directory in self.directories:
-                files.sync_directory(directory)
-        except StorageError:
-            # A log that was deleted meanwhile has no directory any more, and nothing to keep.
-            if files.size_of(self.log.directory) is not None:
-                raise
-
-    def grown(self) -> LogPosition | None:
-        """Where the log ends by now, if one more sync of the same file is all that this takes; any thread.
-
-        The order of the two reads is what makes it safe: an append sets what else it owes before it moves the end.
-        """
-        end = self.log.written_end
-        if (
-            end.offset <= self.end.offset
-            or end.segment_base != self.end.segment_base
-            or len(self.pinned) != 1
-            or self.log.owes_more_than_data
-        ):
-            return None
-        return end
-
-    def sync_again(self, files: Files, end: LogPosition) -> None:
-        """Sync the one file up to `end`, which `grown` has returned; any thread."""
-        file, fd = self.pinned[0]
-        files.sync_descriptor(file.path, fd)
-        self.end = end
 
 
 class Log:

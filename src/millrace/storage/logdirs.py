@@ -36,9 +36,11 @@ from millrace.model import TopicPartition, invalid_topic_name_reason
 from millrace.storage import checkpoint
 from millrace.storage.files import Files
 from millrace.storage.flusher import Flusher
-from millrace.storage.log import FlushTicket, Log, LogConfig
+from millrace.storage.log import Log
 from millrace.storage.recovery import LogState
 from millrace.storage.segment import IndexCache
+from millrace.storage.settings import LogConfig
+from millrace.storage.ticket import FlushTicket
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,9 @@ from millrace.clock import ManualClock, SystemClock
 from millrace.model import TopicPartition
 from millrace.storage.files import Files
 from millrace.storage.flusher import Flusher
-from millrace.storage.log import FlushMode, Log, LogConfig
+from millrace.storage.log import Log
 from millrace.storage.logdirs import LogDirs
+from millrace.storage.settings import FlushMode, LogConfig
 from support.batches import NOW_MS, batch
 
 CONFIG = LogConfig(flush_mode=FlushMode.GROUP)

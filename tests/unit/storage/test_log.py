@@ -16,8 +16,9 @@ from millrace.records.control import EndMarker, MarkerType, encode_end_marker
 from millrace.records.decode import Record, decode_records
 from millrace.records.encode import encode_batch
 from millrace.storage.files import Files
-from millrace.storage.log import FlushMode, Log, LogConfig
+from millrace.storage.log import Log
 from millrace.storage.recovery import LogPosition, LogState
+from millrace.storage.settings import FlushMode, LogConfig
 from support.batches import NOW_MS, batch, from_producer, with_header
 from support.disk import FaultyFiles
 

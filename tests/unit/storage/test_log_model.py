@@ -18,8 +18,9 @@ from millrace.errors import ApiError, ErrorCode
 from millrace.records.batch import crc_matches, split
 from millrace.records.compression import Codec
 from millrace.storage.files import Files
-from millrace.storage.log import FlushMode, Log, LogConfig
+from millrace.storage.log import Log
 from millrace.storage.recovery import LogPosition, LogState
+from millrace.storage.settings import FlushMode, LogConfig
 from support.batches import NOW_MS, batch
 
 CONFIG = LogConfig(

@@ -16,8 +16,9 @@ from millrace.clock import ManualClock, SystemClock
 from millrace.errors import ConfigError, CorruptLogError, StorageError
 from millrace.model import TopicPartition
 from millrace.storage.files import Files
-from millrace.storage.log import FlushMode, Log, LogConfig
+from millrace.storage.log import Log
 from millrace.storage.logdirs import LogDirs
+from millrace.storage.settings import FlushMode, LogConfig
 from support.batches import NOW_MS, batch
 from support.disk import FaultyFiles, fast_directory
 
