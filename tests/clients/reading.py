@@ -19,7 +19,7 @@ def read_until(
     while not enough(received):
         if time.monotonic() > ends_at:
             raise AssertionError(f"only {len(received)} records within {deadline_s} s: {received[-3:]}")
-        received += reader.poll(0.2)
+        received += reader.poll(1.0)
     return received
 
 

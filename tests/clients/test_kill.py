@@ -101,7 +101,7 @@ def test_committed_offsets_survive_kill_9(client: Client, server: MillraceServer
     reader.subscribe(topic)
     received = []
     while len(received) < 20:
-        received += reader.poll(0.2)
+        received += reader.poll(1.0)
     reader.commit()
     reader.close()
     server.kill()
