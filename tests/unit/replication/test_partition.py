@@ -1,0 +1,82 @@
+"""A led partition on a real log: what is committed, and what may be read."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from millrace.clock import ManualClock
+from millrace.errors import ApiError, ErrorCode
+from millrace.replication.partition import Partition
+from millrace.storage.files import Files
+from millrace.storage.log import Log
+from millrace.storage.settings import FlushMode, LogConfig
+from support.batches import NOW_MS, batch
+
+CONFIG = LogConfig(flush_mode=FlushMode.OS, segment_bytes=40_000)
+
+
+class Rig:
+    """A partition, its log, and a clock that a test moves."""
+
+    def __init__(self, directory: Path, config: LogConfig = CONFIG) -> None:
+        self.clock = ManualClock(NOW_MS)
+        self.log = Log.open(directory, config, clock=self.clock, files=Files())
+        self.partition = Partition("t", 0, uuid.uuid4(), leader_epoch=3, open_log=lambda: self.log, clock=self.clock)
+
+    def fill(self, batches: int, records: int = 20) -> None:
+        for _ in range(batches):
+            self.partition.append(batch(records))
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Rig:
+    return Rig(tmp_path)
+
+
+def test_without_flushing_the_end_of_the_log_is_committed(rig: Rig) -> None:
+    rig.fill(2)
+    assert rig.partition.high_watermark.offset == 40 == rig.partition.committed.offset
+
+
+def test_in_group_mode_only_what_is_on_disk_is_committed_and_readable(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, replace(CONFIG, flush_mode=FlushMode.GROUP))
+    rig.fill(1)
+    told: list[Exception | None] = []
+    assert rig.partition.when_committed(19, told.append)
+    assert rig.partition.high_watermark.offset == 0
+    assert rig.partition.read(0, 10_000, at_least_one=True).data == b""
+    rig.log.flush()
+    assert told == [None]
+    assert rig.partition.high_watermark.offset == 20
+    assert rig.partition.read(0, 10_000, at_least_one=True).next_offset == 20
+
+
+@pytest.mark.parametrize(("epoch", "code"), [(2, ErrorCode.FENCED_LEADER_EPOCH), (4, ErrorCode.UNKNOWN_LEADER_EPOCH)])
+def test_another_leader_epoch_is_refused(rig: Rig, epoch: int, code: ErrorCode) -> None:
+    rig.partition.check_leader_epoch(3)
+    rig.partition.check_leader_epoch(-1)
+    with pytest.raises(ApiError) as caught:
+        rig.partition.check_leader_epoch(epoch)
+    assert caught.value.code is code
+
+
+@pytest.mark.parametrize("offset", [-1, 41, 2**62])
+def test_outside_of_the_log_nothing_is_read(rig: Rig, offset: int) -> None:
+    rig.fill(2)
+    with pytest.raises(ApiError) as caught:
+        rig.partition.read(offset, 1000, at_least_one=True)
+    assert caught.value.code is ErrorCode.OFFSET_OUT_OF_RANGE
+
+
+def test_deleted_records_are_out_of_range(rig: Rig) -> None:
+    rig.fill(3)
+    assert rig.partition.delete_records_before(20) == 20
+    assert rig.partition.delete_records_before(-1) == 60
+    with pytest.raises(ApiError):
+        rig.partition.delete_records_before(61)
+    with pytest.raises(ApiError):
+        rig.partition.read(59, 1000, at_least_one=True)
