@@ -12,8 +12,8 @@ from millrace.testing import Cluster
 
 PARTITIONS = 6
 DEADLINE_S = 40.0
-# kafka-python 3.0.12 forgets its assignment, and stops its heartbeat, when a poll ends while a SyncGroup answer is on its
-# way. A busy machine takes more than 100 ms for that; applications poll for longer, and so do we.
+# kafka-python 3.0.12 forgets its assignment, and stops its heartbeat, when a poll ends while a SyncGroup answer is on
+# its way. A busy machine takes more than 100 ms for that; applications poll for longer, and so do we.
 POLL_S = 1.0
 
 
