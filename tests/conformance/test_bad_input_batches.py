@@ -28,9 +28,11 @@ LONG_MAX = 2**63 - 1
 DAMAGED = {E.CORRUPT_MESSAGE, E.INVALID_RECORD}
 
 PLAIN, COMPACTED, RECOMPRESSED, STAMPED = "plain", "compacted", "recompressed", "stamped"
+VALIDATED = "validated"
 TOPICS = {
     PLAIN: {},
     COMPACTED: {"cleanup.policy": "compact"},
+    VALIDATED: {"validate.records": "true"},
     RECOMPRESSED: {"compression.type": "gzip"},
     STAMPED: {"message.timestamp.type": "LogAppendTime"},
 }
@@ -304,8 +306,9 @@ def test_records_that_lie_are_refused_where_the_broker_reads_them(
     payload, count = BAD_RECORDS[case]
     records = holding(payload, count, codec)
     with broker.unharmed(), broker.connect() as client:
-        assert client.produce(COMPACTED, records).error_code in DAMAGED
-        assert client.produce(COMPACTED, SOUND).error_code == 0
+        for topic in (COMPACTED, VALIDATED):
+            assert client.produce(topic, records).error_code in DAMAGED
+            assert client.produce(topic, SOUND).error_code == 0
 
 
 @pytest.mark.parametrize("case", BAD_RECORDS)

@@ -85,10 +85,6 @@ class Replicas:
         partitions = self._topics.get(topic)
         return partitions[index] if partitions and 0 <= index < len(partitions) else None
 
-    def by_id(self, topic_id: uuid.UUID, index: int) -> Partition | None:
-        partitions = self._topics.get(topic_id.bytes)
-        return partitions[index] if partitions and 0 <= index < len(partitions) else None
-
     def watermarks(self, places: Iterable[tuple[TopicKey, int]]) -> list[Watermark]:
         """The high watermarks of those places that exist, for a long poll to watch."""
         marks = []

@@ -42,10 +42,6 @@ class Watermark:
         if self._watchers:
             self.notify()
 
-    def rewind(self, offset: int) -> None:
-        """Set the mark lower, as truncation does; nobody is woken."""
-        self.offset = min(self.offset, offset)
-
     def reach(self, offset: int) -> asyncio.Future[None] | None:
         """A future that is done once the mark is at `offset` or above, or None where it already is.
 

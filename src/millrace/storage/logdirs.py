@@ -249,9 +249,6 @@ class LogDirs:
         """Every log."""
         return {partition: log for directory in self.directories for partition, log in directory.logs.items()}
 
-    def directory_of(self, partition: TopicPartition) -> LogDirectory | None:
-        return self._by_partition.get(partition)
-
     def topic_id(self, partition: TopicPartition) -> uuid.UUID | None:
         """The id of the topic that a log's directory was made for."""
         directory = self._by_partition.get(partition)

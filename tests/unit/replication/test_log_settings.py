@@ -1,0 +1,44 @@
+"""From a topic's settings to its log's: what flush.mode, flush.messages and flush.ms promise, and the record walk."""
+
+from __future__ import annotations
+
+import pytest
+
+from millrace.config import BrokerConfig, topic_config
+from millrace.replication.replicas import DEFAULT_FLUSH_INTERVAL_MS, log_config
+from millrace.storage.settings import FlushMode, LogConfig
+
+
+def settings(*, internal: bool = False, **overrides: str) -> LogConfig:
+    dotted = {name.replace("_", "."): value for name, value in overrides.items()}
+    config = topic_config(dotted, BrokerConfig.load(None, {}))
+    return log_config(config, internal=internal, producer_expiration_ms=1)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "mode"),
+    [
+        ({}, FlushMode.GROUP),
+        ({"flush_mode": "os"}, FlushMode.OS),
+        ({"flush_mode": "interval"}, FlushMode.INTERVAL),
+        ({"flush_mode": "os", "flush_messages": "1"}, FlushMode.GROUP),
+        ({"flush_mode": "interval", "flush_messages": "100"}, FlushMode.GROUP),
+        ({"flush_mode": "os", "flush_ms": "50"}, FlushMode.INTERVAL),
+    ],
+)
+def test_the_flush_mode_keeps_every_promise(overrides: dict[str, str], mode: FlushMode) -> None:
+    assert settings(**overrides).flush_mode is mode
+
+
+def test_internal_state_is_always_on_disk_before_it_counts() -> None:
+    assert settings(internal=True, flush_mode="os").flush_mode is FlushMode.GROUP
+
+
+def test_the_interval_is_what_flush_ms_says() -> None:
+    assert settings(flush_mode="os", flush_ms="50").flush_interval_ms == 50
+    assert settings(flush_mode="interval").flush_interval_ms == DEFAULT_FLUSH_INTERVAL_MS
+
+
+def test_the_record_walk_is_off_unless_asked_for() -> None:
+    assert not settings().validate_records
+    assert settings(validate_records="true").validate_records
