@@ -40,7 +40,7 @@ TOPIC_CONFIG = {
 }
 CONSUME_PASSES = 4  # one pass takes about a second, too short to be told from noise
 MODE_NAME = {"os": "page cache", "flushed": "flushed before ack"}
-WORK = ("produce", "produce-flushed", "consume", "latency", "latency-flushed")
+WORK = ("produce", "produce-flushed", "consume", "consume-python", "latency", "latency-flushed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,8 @@ class Bench:
         for work, run in (
             ("produce", lambda side, keep: self._produce(side, "os", self._options.records, keep=keep)),
             ("produce-flushed", lambda side, keep: self._produce(side, "flushed", flushed, keep=keep)),
-            ("consume", self._consumer()),
+            ("consume", self._consumer("librdkafka", workloads.consume)),
+            ("consume-python", self._consumer("confluent-kafka in Python", workloads.consume_in_python)),
             ("latency", lambda side, keep: self._latency(side, "os", keep=keep)),
             ("latency-flushed", lambda side, keep: self._latency(side, "flushed", keep=keep)),
         ):
@@ -117,7 +118,7 @@ class Bench:
             self._result.add(side, work, "broker CPU", "s per GB", "lower", cpu_per_gb)
         return f"{seen.records_per_s:,.0f} records/s, {cpu_per_gb:.2f} CPU s per GB"
 
-    def _consumer(self) -> Callable[[str, bool], str]:
+    def _consumer(self, client: str, consume: Callable[[str, str, int], float]) -> Callable[[str, bool], str]:
         filled: dict[str, str] = {}
 
         def run(side: str, keep: bool) -> str:
@@ -126,10 +127,10 @@ class Bench:
                 filled[side] = self._new_topic(side, "os")
                 workloads.produce(self._jars, server.bootstrap, filled[side], records, RECORD_BYTES)
             with cpu_use(server.pid) as cpu:
-                seconds = sum(workloads.consume(server.bootstrap, filled[side], records) for _ in range(CONSUME_PASSES))
+                seconds = sum(consume(server.bootstrap, filled[side], records) for _ in range(CONSUME_PASSES))
             gigabytes = CONSUME_PASSES * records * RECORD_BYTES / 1e9
             if keep:
-                work = "consume 1,000 B, librdkafka"
+                work = f"consume 1,000 B, {client}"
                 self._result.add(side, work, "throughput", "MB/s", "higher", gigabytes * 1000 / seconds)
                 self._result.add(side, work, "broker CPU", "s per GB", "lower", cpu.seconds / gigabytes)
             return f"{gigabytes * 1000 / seconds:,.0f} MB/s, {cpu.seconds / gigabytes:.2f} CPU s per GB"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from benches.system import librdkafka
 from support.kafka_jars import PRODUCER_PERFORMANCE, SERVER_FLAGS, KafkaJars
 
 QUIET = {"log_level": 3}  # errors only: an admin client that closes early is no news
@@ -53,13 +54,13 @@ def produce(jars: KafkaJars, bootstrap: str, topic: str, records: int, record_by
 
 
 def consume(bootstrap: str, topic: str, records: int) -> float:
-    """Seconds from the first record to the last, by librdkafka, in batches of 10,000.
+    """Seconds from the first record to the last, by librdkafka itself."""
+    return librdkafka.consume({**_consumer_settings(bootstrap), "log_level": "3"}, topic, records)
 
-    At its default librdkafka stops fetching for a whole second whenever its queue is full, so that a broker which fills
-    the queue sooner looks slower: for both sides that pause is a millisecond here.
-    """
-    settings = {"group.id": "bench", "enable.auto.commit": False, "fetch.queue.backoff.ms": 1}
-    consumer = Consumer({**QUIET, "bootstrap.servers": bootstrap, **settings})
+
+def consume_in_python(bootstrap: str, topic: str, records: int) -> float:
+    """Seconds from the first record to the last, by librdkafka through confluent-kafka, in batches of 10,000."""
+    consumer = Consumer({**QUIET, **_consumer_settings(bootstrap)})
     try:
         consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
         seen, first, give_up = 0, 0.0, time.monotonic() + 300
@@ -75,6 +76,17 @@ def consume(bootstrap: str, topic: str, records: int) -> float:
         return (time.monotonic() - first) * records / (records - skipped)
     finally:
         consumer.close()
+
+
+def _consumer_settings(bootstrap: str) -> dict[str, str]:
+    """At its default librdkafka stops fetching for a whole second whenever its queue is full, so that a broker which
+    fills the queue sooner looks slower: for both sides that pause is a millisecond here."""
+    return {
+        "bootstrap.servers": bootstrap,
+        "group.id": "bench",
+        "enable.auto.commit": "false",
+        "fetch.queue.backoff.ms": "1",
+    }
 
 
 def latency(bootstrap: str, topic: str, rate_per_s: int, seconds: float) -> tuple[float, float]:
