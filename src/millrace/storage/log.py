@@ -41,7 +41,7 @@ from millrace.records.batch import (
 )
 from millrace.records.compression import Buffer
 from millrace.records.control import decode_end_marker
-from millrace.records.decode import check_records, decode_records
+from millrace.records.decode import check_records
 from millrace.records.encode import recompress
 from millrace.storage import checkpoint, recovery
 from millrace.storage.epochs import LeaderEpochs
@@ -65,11 +65,11 @@ from millrace.storage.segment import (
 )
 from millrace.storage.settings import FlushMode, LogConfig
 from millrace.storage.ticket import FlushTicket
+from millrace.storage.timesearch import FoundOffset, Searched, first_at_or_after, with_largest_timestamp
 from millrace.storage.txnindex import AbortedTransaction
 
 logger = logging.getLogger(__name__)
 
-_SEARCH_CHUNK_BYTES: Final = 64 * 1024
 _MAX_HINTS: Final = 256
 _ASK_ALWAYS: Final = -2
 
@@ -89,14 +89,6 @@ class ReadResult(NamedTuple):
 
     data: bytes | memoryview
     next_offset: int
-
-
-class FoundOffset(NamedTuple):
-    """A record found by its time."""
-
-    offset: int
-    timestamp_ms: int
-    leader_epoch: int
 
 
 class Log:
@@ -584,69 +576,21 @@ class Log:
 
     def offset_for_time(self, timestamp_ms: int, limit: LogPosition | None = None) -> FoundOffset | None:
         """The first record at or after `timestamp_ms` below `limit` (the log's end if None)."""
-        if not self._loaded:
-            self._load()
-        end_offset = self.end_offset if limit is None else limit.offset
-        start_offset = self.start_offset
-        for segment in self._segments:
-            if not segment.size_bytes or segment.largest_timestamp().timestamp_ms < timestamp_ms:
-                continue
-            position = segment.search_start(timestamp_ms, max(start_offset, segment.base_offset))
-            for place, header in segment.walk(position, _SEARCH_CHUNK_BYTES):
-                if header.base_offset >= end_offset:
-                    return None
-                if header.max_timestamp_ms < timestamp_ms or header.last_offset < start_offset:
-                    continue
-                for offset, found_ms in self._timestamps(segment, place, header):
-                    if found_ms >= timestamp_ms and offset >= start_offset:
-                        return FoundOffset(offset, found_ms, header.leader_epoch) if offset < end_offset else None
-        return None
+        return first_at_or_after(self._searched(limit), timestamp_ms)
 
     def max_timestamp(self, limit: LogPosition | None = None) -> FoundOffset | None:
         """The record with the largest timestamp (the first of several), below `limit`."""
+        return with_largest_timestamp(self._searched(limit))
+
+    def _searched(self, limit: LogPosition | None) -> Searched:
         if not self._loaded:
             self._load()
-        end_offset = self.end_offset if limit is None else limit.offset
-        best: Segment | None = None
-        for segment in self._segments:
-            if segment.size_bytes and segment.base_offset < end_offset:
-                largest = segment.largest_timestamp().timestamp_ms
-                if best is None or largest > best.largest_timestamp().timestamp_ms:
-                    best = segment
-        if best is None or best.largest_timestamp().timestamp_ms < 0:
-            return None
-        target_ms = best.largest_timestamp().timestamp_ms
-        found = self.offset_for_time(target_ms, limit)
-        if found is not None:
-            return found
-        # The largest one lies above the limit: look at what lies below it.
-        best_found: FoundOffset | None = None
-        for segment in self._segments:
-            if not segment.size_bytes:
-                continue
-            for place, header in segment.walk():
-                if header.base_offset >= end_offset:
-                    return best_found
-                if header.last_offset < self.start_offset or (
-                    best_found is not None and header.max_timestamp_ms <= best_found.timestamp_ms
-                ):
-                    continue
-                for offset, timestamp_ms in self._timestamps(segment, place, header):
-                    if offset < end_offset and (best_found is None or timestamp_ms > best_found.timestamp_ms):
-                        best_found = FoundOffset(offset, timestamp_ms, header.leader_epoch)
-        return best_found
-
-    def _timestamps(self, segment: Segment, position: int, header: BatchHeader) -> list[tuple[int, int]]:
-        """(offset, timestamp) of a batch's records; for records that cannot be read, of the batch as a whole."""
-        if header.timestamp_type is TimestampType.LOG_APPEND or header.count == 1:
-            return [(header.base_offset, header.max_timestamp_ms)]
-        batch = segment.pread(header.size_bytes, position)
-        try:
-            records = decode_records(batch, max_bytes=self.config.max_decompressed_bytes)
-        except ApiError as error:
-            logger.warning("%s: the records at offset %d cannot be read: %s", self.directory, header.base_offset, error)
-            return [(header.base_offset, header.max_timestamp_ms)]
-        return [(record.offset, record.timestamp_ms) for record in records]
+        return Searched(
+            self._segments,
+            self.start_offset,
+            self.end_offset if limit is None else limit.offset,
+            self.config.max_decompressed_bytes,
+        )
 
     def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
         """The largest epoch at or below `epoch` and where it ends in this log; (-1, -1) where it is not known."""
