@@ -8,16 +8,16 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --no-input
 PYTEST := $(BIN)/python -m pytest
 
-CORE := $(VENV)/.core-installed
+SPARK := $(VENV)/.spark-installed
 DEV  := $(VENV)/.dev-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format test-jvm bench bench-check fuzz docs clean
+.PHONY: help demo test check format test-jvm bench bench-spark bench-check fuzz docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
-demo: $(CORE) ## a broker at work for 30 seconds, checked at the end; ARGS="--seconds 10"
+demo: $(SPARK) ## the whole system at work for a minute, checked at the end; ARGS="--seconds 20"
 	$(BIN)/millrace demo $(ARGS)
 
 test: $(DEV) ## every test that needs Python only
@@ -40,6 +40,9 @@ test-jvm: $(DEV) ## Apache Kafka's own Java tools against millrace (needs java a
 bench: $(DEV) ## millrace beside Apache Kafka (needs java and mvn); ARGS="--rounds 3 --only produce"
 	PYTHONPATH=tests $(BIN)/python -m benches.system $(ARGS)
 
+bench-spark: $(DEV) ## format("millrace") beside Spark's JVM Kafka connector (needs java and mvn); ARGS="--rounds 3"
+	PYTHONPATH=tests $(BIN)/python -m benches.spark $(ARGS)
+
 bench-check: $(DEV) ## start-up time and memory against their bars; fails when one is missed
 	PYTHONPATH=tests $(BIN)/python -m benches.system.footprint $(ARGS)
 
@@ -61,10 +64,10 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
 		echo "$(PYTHON) -m venv failed; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
 
-$(CORE): pyproject.toml | $(BIN)/python
-	$(PIP) install --quiet --editable .
+$(SPARK): pyproject.toml | $(BIN)/python
+	$(PIP) install --quiet --editable '.[spark]'
 	@touch $@
 
 $(DEV): pyproject.toml | $(BIN)/python
-	$(PIP) install --quiet --editable '.[dev]'
-	@touch $@ $(CORE)
+	$(PIP) install --quiet --editable '.[dev,spark,postgres]'
+	@touch $@ $(SPARK)

@@ -1,6 +1,6 @@
 """Three members share a topic and commit what they have handled: python examples/consumer_group.py [HOST:PORT]"""
 
-# ruff: noqa: INP001, T201
+# ruff: noqa: T201
 
 from __future__ import annotations
 

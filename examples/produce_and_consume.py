@@ -1,6 +1,6 @@
 """A first record in and out, with confluent-kafka: python examples/produce_and_consume.py [HOST:PORT]"""
 
-# ruff: noqa: INP001, T201
+# ruff: noqa: T201
 
 from __future__ import annotations
 

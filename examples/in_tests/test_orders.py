@@ -1,7 +1,5 @@
 """A real broker in a test, on a free port, gone afterwards: pytest examples/in_tests"""
 
-# ruff: noqa: INP001
-
 from __future__ import annotations
 
 from confluent_kafka import Consumer, Producer

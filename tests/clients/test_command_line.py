@@ -375,20 +375,3 @@ class TestUp:
             process.terminate()
             process.communicate(timeout=TIMEOUT_S)
         assert process.returncode == 0
-
-
-class TestDemo:
-    def test_it_ends_by_itself_and_everything_was_consumed(self, command: CommandLine) -> None:
-        summary = command.json("demo", "--seconds", "4", "--rate", "1500")
-        assert summary["ok"], summary["problems"]
-        assert summary["produced"] == summary["consumed"] > 1000
-
-    def test_ctrl_c_ends_it_early_with_the_summary(self, command: CommandLine) -> None:
-        with command.start("demo", "--forever") as process:
-            assert process.stdout is not None
-            assert b"broker at" in process.stdout.readline()
-            time.sleep(1.5)  # there is no end to wait for: this is the person who watches
-            process.send_signal(signal.SIGINT)
-            out, err = process.communicate(timeout=TIMEOUT_S)
-        assert process.returncode == 0, err
-        assert b"OK: everything produced was consumed" in out

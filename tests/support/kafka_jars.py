@@ -6,18 +6,16 @@ is no Java, no Maven or no way to fetch, `KafkaUnavailable` says which of them, 
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import subprocess
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
+
+from support.maven import ROOT, JarsUnavailable, jars_of
 
 KAFKA_VERSION = "4.3.0"
-ROOT = Path(__file__).resolve().parents[2]
 POM = ROOT / "tests" / "jvm" / "pom.xml"
-CACHE = ROOT / ".cache" / "kafka"
 
 # A tool lives for a second or two: the cheapest compiler and collector start it fastest.
 TOOL_FLAGS = ("-Xshare:auto", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx256m")
@@ -100,25 +98,8 @@ def kafka_jars() -> KafkaJars:
     java = shutil.which("java")
     if java is None:
         raise KafkaUnavailable("no java on PATH")
-    stamp = CACHE / hashlib.sha256(POM.read_bytes()).hexdigest()[:16]
-    if not stamp.is_dir():
-        _fetch(stamp)
-    return KafkaJars(java, os.pathsep.join(str(jar) for jar in sorted(stamp.glob("*.jar"))))
-
-
-def _fetch(target: Path) -> None:
-    maven = shutil.which("mvn")
-    if maven is None:
-        raise KafkaUnavailable("no mvn on PATH, and Kafka's jars have not been fetched before")
-    partial = target.with_suffix(".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.parent.mkdir(parents=True, exist_ok=True)
-    command = [maven, "-q", "-B", "-f", str(POM), "dependency:copy-dependencies", f"-DoutputDirectory={partial}"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=480, check=False)
-    except subprocess.TimeoutExpired:
-        raise KafkaUnavailable("mvn could not fetch Kafka's jars within 8 minutes") from None
-    if done.returncode != 0:
-        reason = next((line for line in done.stdout.splitlines() if "ERROR" in line), done.stderr.strip()[:300])
-        raise KafkaUnavailable(f"mvn could not fetch Kafka's jars: {reason}")
-    partial.rename(target)
+        jars = jars_of(POM, "kafka")
+    except JarsUnavailable as unavailable:
+        raise KafkaUnavailable(str(unavailable)) from None
+    return KafkaJars(java, os.pathsep.join(map(str, jars)))

@@ -23,7 +23,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from support.kafka_jars import ROOT, SERVER_FLAGS, KafkaJars
+from support.kafka_jars import SERVER_FLAGS, KafkaJars
+from support.maven import ROOT
 
 HOST = "127.0.0.1"
 

@@ -1,7 +1,8 @@
-"""`millrace produce`: records from lines of stdin, files and pipes.
+"""`millrace produce`: records from lines of stdin, files and pipes, or from files that are still being written.
 
 A record counts as delivered when the broker has acknowledged it, never before. Ctrl-C stops the reading and still
-delivers every line that was read; a second Ctrl-C gives up waiting, and the count says what is missing.
+delivers every line that was read; a second Ctrl-C gives up waiting, and the count says what is missing. With
+`--follow`, Ctrl-C is the ordinary end; positions are saved only when every line before them is acknowledged.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import IO, TYPE_CHECKING, Annotated, Any, Final, Self
 
 import typer
 
+from millrace.cli.follow import Follower, Line, load_positions, save_positions
 from millrace.cli.jsonrecords import OutgoingRecord, record_from_json
 from millrace.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Client, name_values
 from millrace.cli.output import CommandError, count_text, print_error, print_json, print_remark, size_text
@@ -31,11 +33,15 @@ if TYPE_CHECKING:
 
 EPILOG: Final = (
     "Examples: `printf 'a:1\\nb:2\\n' | millrace produce orders --key-separator :` or "
-    "`millrace consume orders --from-beginning --no-follow --json | millrace produce copy --json`"
+    "`millrace consume orders --from-beginning --no-follow --json | millrace produce copy --json` or "
+    "`millrace produce logs --follow '/var/log/*.log' --state logs.state`"
 )
 _PROGRESS_EVERY_S: Final = 0.1
 _ERRORS_SHOWN: Final = 5
 _READ_BYTES: Final = 1 << 18
+_FOLLOW_EVERY_S: Final = 0.1
+_SAVE_EVERY_S: Final = 0.5
+_LINES_PER_ROUND: Final = 10_000
 
 app = typer.Typer(add_completion=False, help="Send records from stdin, files or pipes.")
 
@@ -175,8 +181,25 @@ def produce(
     compression: Annotated[str, typer.Option("--compression", "-z", help="none, gzip, snappy, lz4 or zstd.")] = "none",
     acks: Annotated[str, typer.Option("--acks", help="all, 1 or 0.")] = "all",
     timeout: Annotated[
-        float, typer.Option("--timeout", min=0.1, help="Seconds a record may take to be delivered.")
-    ] = 60.0,
+        float | None,
+        typer.Option(
+            "--timeout",
+            min=0.1,
+            help="Seconds a record may take to be delivered [default: 60; for ever with --follow].",
+        ),
+    ] = None,
+    follow: Annotated[
+        bool,
+        typer.Option(
+            "--follow", "-f", help="Send lines as they are written to the files, over rotation; * and ? in quotes."
+        ),
+    ] = False,
+    from_beginning: Annotated[
+        bool, typer.Option("--from-beginning", help="With --follow: also what the files hold already.")
+    ] = False,
+    state: Annotated[
+        Path | None, typer.Option("--state", metavar="FILE", help="With --follow: go on where the last run stopped.")
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no summary.")] = False,
     client: Client = None,
 ) -> None:
@@ -185,6 +208,11 @@ def produce(
         raise CommandError(f"--compression is none, gzip, snappy, lz4 or zstd, not '{compression}'", exit_code=2)
     if acks not in {"all", "-1", "1", "0"}:
         raise CommandError(f"--acks is all, 1 or 0, not '{acks}'", exit_code=2)
+    if follow:
+        _require_followable(files, is_json=is_json, whole=whole, key_separator=key_separator)
+    elif from_beginning or state is not None:
+        raise CommandError("--from-beginning and --state go with --follow", exit_code=2)
+    timeout_s = timeout if timeout is not None else 60.0
     clock = SystemClock()
     reader = LineReader(
         is_json=is_json,
@@ -200,7 +228,8 @@ def produce(
         "compression.type": compression,
         "enable.idempotence": acks in {"all", "-1"},
         "linger.ms": 5,
-        "message.timeout.ms": round(timeout * 1000),
+        # 0 is for ever: whoever follows files waits for a broker that is away
+        "message.timeout.ms": 0 if follow and timeout is None else round(timeout_s * 1000),
         "queue.buffering.max.messages": 200_000,
         "queue.buffering.max.kbytes": 131_072,
         **name_values(client, "--client"),
@@ -212,8 +241,14 @@ def produce(
     problem = None
     with Interruptions() as interruptions:
         try:
-            problem = _send_all(delivery, reader, files or [Path("-")], interruptions, whole=whole, quiet=quiet)
-            settled = delivery.flush(timeout + 5)
+            if follow:
+                tail = Tail(delivery, reader, interruptions, state)
+                problem = tail.run([str(file) for file in files or ()], from_beginning=from_beginning)
+            else:
+                problem = _send_all(delivery, reader, files or [Path("-")], interruptions, whole=whole, quiet=quiet)
+            settled = delivery.flush(timeout_s + 5)
+            if follow and settled and problem is None and not delivery.failures:
+                tail.save()
         except KeyboardInterrupt:
             settled = False
     unsettled = delivery.undelivered
@@ -222,7 +257,7 @@ def produce(
     _summarise(delivery, unsettled, clock.monotonic() - began, is_json=is_json, quiet=quiet)
     if problem:
         print_error(problem)
-    if interruptions.came():
+    if interruptions.came() and not follow:
         raise typer.Exit(130)
     if problem or delivery.failed or unsettled:
         raise typer.Exit(1)
@@ -265,6 +300,85 @@ class Interruptions:
     def wait_readable(self, fd: int) -> None:
         """Return when `fd` has something to read, or a signal came."""
         select.select([fd, self._wake_up.fileno()], [], [])
+
+    def wait(self, seconds: float) -> None:
+        """Return after this time, or when a signal came."""
+        select.select([self._wake_up.fileno()], [], [], seconds)
+
+
+class Tail:
+    """Sends what is written to files, each line with its host and its file as headers.
+
+    The key is host and file unless one was given, so that the lines of a file stay in order in one partition.
+    """
+
+    def __init__(
+        self, delivery: Delivery, reader: LineReader, interruptions: Interruptions, state: Path | None
+    ) -> None:
+        self._delivery = delivery
+        self._reader = reader
+        self._interruptions = interruptions
+        self._state = state
+        self._host = socket.gethostname()
+        self._clock = SystemClock()
+        self._follower: Follower | None = None
+        self._lines: Iterator[Line] = iter(())
+
+    def run(self, names: list[str], *, from_beginning: bool) -> str | None:
+        """Until Ctrl-C; returns what stopped it early, if something is wrong."""
+        positions = load_positions(self._state) if self._state is not None else {}
+        self._follower = Follower(names, from_beginning=from_beginning, positions=positions)
+        due = self._clock.monotonic() + _SAVE_EVERY_S
+        unsaved = True  # a restart goes on from here even if nothing is written until then
+        while not self._interruptions.came():
+            sent = self._send_new()
+            self._delivery.poll()
+            if self._delivery.failures:
+                return "stopped at the first failure"
+            unsaved = unsaved or sent > 0
+            if unsaved and self._state is not None and self._clock.monotonic() >= due:
+                if self._settle():
+                    self.save()
+                    unsaved = False
+                due = self._clock.monotonic() + _SAVE_EVERY_S
+            if not sent:
+                self._interruptions.wait(_FOLLOW_EVERY_S)
+        return None
+
+    def save(self) -> None:
+        """Note the positions, when everything before them has been acknowledged."""
+        if self._state is not None and self._follower is not None:
+            save_positions(self._state, self._follower.positions())
+
+    def _send_new(self) -> int:
+        """Send the lines that are new. A signal is looked at between two lines, with none in our hands."""
+        assert self._follower is not None
+        sent = 0
+        for line in self._lines:
+            record = self._reader.record(line.text)
+            headers = (*record.headers, ("host", self._host.encode()), ("file", line.path.encode()))
+            key = record.key if record.key is not None else f"{self._host}:{line.path}".encode()
+            self._delivery.send(replace(record, key=key, headers=headers))
+            self._delivery.poll()
+            sent += 1
+            if self._interruptions.came() or self._delivery.failures or sent >= _LINES_PER_ROUND:
+                return sent
+        self._lines = self._follower.lines()  # only now: a round that was left early goes on where it stopped
+        return sent
+
+    def _settle(self) -> bool:
+        """Wait until nothing is in flight; False when that was interrupted or something failed."""
+        while not self._delivery.flush(_FOLLOW_EVERY_S):
+            if self._interruptions.came():
+                return False
+        return not self._delivery.failures
+
+
+def _require_followable(files: list[Path] | None, *, is_json: bool, whole: bool, key_separator: str | None) -> None:
+    if not files or any(str(file) == "-" for file in files):
+        raise CommandError("--follow wants files: millrace produce TOPIC --follow FILE...", exit_code=2)
+    if is_json or whole or key_separator is not None:
+        raise CommandError("--follow sends lines as they are: without --json, --whole and --key-separator", exit_code=2)
 
 
 def _send_all(

@@ -23,11 +23,10 @@ from millrace import __version__
 from millrace.cli.output import CommandError, print_error
 from millrace.errors import MillraceError
 
-NOUNS: Final = ("up", "broker", "topics", "produce", "consume", "groups", "log", "demo")
+NOUNS: Final = ("up", "broker", "topics", "produce", "consume", "groups", "log", "pipeline", "demo")
 
 NOT_YET: Final = {
     "cluster": "clusters of several brokers are not in this version; one broker runs with: millrace up",
-    "pipeline": "pipelines are not in this version",
 }
 
 EPILOG: Final = (

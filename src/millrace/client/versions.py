@@ -54,24 +54,27 @@ def older_api_versions(response: ApiVersionsResponse, offered: Offered, version:
     if response.error_code == ErrorCode.NONE:
         return None
     if response.error_code != ErrorCode.UNSUPPORTED_VERSION:
-        raise ApiError(_error_code(response.error_code), "the broker refused to name its versions")
+        raise ApiError(known_code(response.error_code), "the broker refused to name its versions")
     older = min(offered.get(ApiKey.API_VERSIONS, VersionRange(0, 0)).high, version - 1)
     if older < 0:
         raise ProtocolError("the broker knows no version of ApiVersions")
     return older
 
 
-def version_for(request: type[Request], offered: Offered) -> int:
-    """The newest version of `request` that the broker serves; ApiError UNSUPPORTED_VERSION where there is none."""
+def version_for(request: type[Request], offered: Offered, *, at_most: int | None = None) -> int:
+    """The newest version of `request`, up to `at_most`, that the broker serves; ApiError UNSUPPORTED_VERSION where
+    there is none.
+    """
     theirs = offered.get(request.api_key)
     if theirs is None:
         raise ApiError(ErrorCode.UNSUPPORTED_VERSION, f"the broker does not serve {request.api_key.name}")
-    version = min(theirs.high, request.max_version)
+    ours = request.max_version if at_most is None else min(request.max_version, at_most)
+    version = min(theirs.high, ours)
     if version < max(theirs.low, request.min_version):
         raise ApiError(
             ErrorCode.UNSUPPORTED_VERSION,
             f"{request.api_key.name}: the broker serves {theirs.low} to {theirs.high}, "
-            f"this client speaks {request.min_version} to {request.max_version}",
+            f"this client speaks {request.min_version} to {ours}",
         )
     return version
 
@@ -81,7 +84,8 @@ def is_answered(message: Request) -> bool:
     return not (isinstance(message, ProduceRequest) and message.acks == 0)
 
 
-def _error_code(code: int) -> ErrorCode:
+def known_code(code: int) -> ErrorCode:
+    """The error behind a number; one that is newer than this table is UNKNOWN_SERVER_ERROR."""
     try:
         return ErrorCode(code)
     except ValueError:

@@ -18,6 +18,7 @@ SUBCOMMANDS = [
     *([noun] for noun in NOUNS),
     *(["topics", verb] for verb in ("create", "list", "describe", "alter", "delete")),
     *(["groups", verb] for verb in ("list", "describe", "reset", "delete")),
+    *(["pipeline", verb] for verb in ("list", "show", "copy", "run")),
     ["log", "dump"],
 ]
 
@@ -35,7 +36,7 @@ def test_every_command_has_help(words: list[str], capsys: pytest.CaptureFixture[
     assert run([*words, "--help"]) == 0
     out = capsys.readouterr().out
     assert f"Usage: millrace {' '.join(words)}" in out
-    if words not in (["topics"], ["groups"], ["log"]):
+    if words not in (["topics"], ["groups"], ["log"], ["pipeline"]):
         assert "Example" in out
 
 
@@ -63,7 +64,10 @@ def test_a_bare_noun_shows_its_help_once(argv: list[str], capsys: pytest.Capture
         (["tpoics", "list"], "did you mean 'topics'?"),
         (["frobnicate"], "the commands are up, broker"),
         (["cluster", "describe"], "not in this version"),
-        (["pipeline", "list"], "not in this version"),
+        (["pipeline", "show", "metrcs"], "did you mean 'metrics'?"),
+        (["pipeline", "run", "metrics", "--option", "windw=1 minute"], "did you mean 'window'?"),
+        (["pipeline", "run", "no/such.py"], "there is no file no/such.py"),
+        (["pipeline", "run", "metrics", "--py-file", "no.py"], "--py-file: there is no file no.py"),
         (["up", "--brokers", "3"], "clusters of several brokers are not in this version"),
         (["up", "--zookeeper", "localhost:2181"], "not in this version"),
         (["up", "--set", "broken"], "--set wants name=value"),

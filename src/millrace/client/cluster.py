@@ -1,0 +1,458 @@
+"""A synchronous client of a whole cluster: finds the leader, asks it, and asks again when it has moved or restarts.
+
+One thread at a time (`interrupt` apart); pickles as its settings. Not here: read-ahead (`fetching`), sequences and
+requests in flight (`producing`), what bytes mean (`requests`).
+
+Invariants: only failures that pass by themselves are retried, with fresh metadata and a growing pause, until
+`retry_timeout_ms`; then one ApiError names the partition and the last cause. Topics are never created by asking.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from ssl import SSLContext
+from typing import Any, Final, Self, TypeVar
+
+from millrace.client import requests, versions
+from millrace.client.blocking import BlockingConnection, Pending
+from millrace.client.requests import EARLIEST, LATEST, Fetched, Outcome, PartitionInfo, TopicInfo
+from millrace.client.retrying import Attempts, is_retriable
+from millrace.client.sasl import SaslClient
+from millrace.client.settings import Address, ClientSettings
+from millrace.client.tls import context_for
+from millrace.clock import Clock, SystemClock
+from millrace.errors import ApiError, ErrorCode
+from millrace.model import NO_BROKER, TopicPartition
+from millrace.wire.messages.cluster import MetadataResponse
+from millrace.wire.messages.groups import FindCoordinatorRequest
+from millrace.wire.messages.producers import InitProducerIdRequest
+from millrace.wire.schema import Request
+
+__all__ = ["EARLIEST", "LATEST", "ClusterClient", "Fetched", "PartitionInfo", "TopicInfo"]
+
+T = TypeVar("T")
+V = TypeVar("V")
+
+_ONE_COORDINATOR_VERSION: Final = 3
+_STABLE_PRODUCER_VERSION: Final = 5
+_PREFERRED_REPLICA_S: Final = 300.0
+"""How long a leader's advice to read from another replica holds, as in Kafka's consumer."""
+
+
+class ClusterClient:
+    """Every method returns what was asked for, or raises ApiError (ConfigError for TLS that cannot work)."""
+
+    def __init__(self, settings: ClientSettings, *, clock: Clock | None = None) -> None:
+        self.settings = settings
+        self._clock = clock or SystemClock()
+        self._ended = threading.Event()
+        self._connections: dict[Address, BlockingConnection] = {}
+        self._brokers: dict[int, Address] = {}
+        self._topics: dict[str, TopicInfo] = {}
+        self._coordinators: dict[str, Address] = {}
+        self._suspects: set[Address] = set()
+        """Brokers that failed when others could be asked instead: they are asked last."""
+        self._read_replicas: dict[TopicPartition, tuple[int, float]] = {}
+        self._ssl: SSLContext | None = None
+        self._sasl = SaslClient.for_security(settings.security)
+
+    def __repr__(self) -> str:
+        servers = ",".join(f"{host}:{port}" for host, port in self.settings.bootstrap_servers)
+        connected = sum(connection.is_connected for connection in self._connections.values())
+        return f"ClusterClient({servers}, {connected} connections)"
+
+    def __reduce__(self) -> tuple[type[ClusterClient], tuple[ClientSettings]]:
+        return ClusterClient, (self.settings,)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the connections; the next request makes new ones, unless the client was interrupted."""
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
+
+    def interrupt(self) -> None:
+        """From another thread: what is under way fails with NETWORK_EXCEPTION, and so does everything later."""
+        self._ended.set()
+        for connection in list(self._connections.values()):
+            connection.interrupt()
+
+    # Metadata.
+
+    def topics(self, names: Collection[str] | None = None) -> dict[str, TopicInfo]:
+        """The topics of these names, or all; names that do not exist are absent."""
+        if names is not None and not names:
+            return {}
+        return self.refresh(names, self.attempts("metadata"))
+
+    def partition_count(self, name: str) -> int:
+        """How many partitions a topic has now; one that was created a moment ago is waited for, shortly."""
+        attempts = self.attempts(f"topic '{name}'")
+        while True:
+            topic = self.refresh([name], attempts).get(name)
+            if topic is not None:
+                return len(topic.partitions)
+            attempts.failed(ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "it does not exist; create it first"))
+
+    # Reading.
+
+    def list_offsets(
+        self, wanted: Mapping[TopicPartition, int], *, read_committed: bool = False
+    ) -> dict[TopicPartition, int | None]:
+        """The offset of the first record at or after a time in ms, or of EARLIEST or LATEST, per partition.
+
+        None where no record is that young. With `read_committed`, LATEST is the last stable offset.
+        """
+
+        def build(part: Mapping[TopicPartition, int]) -> Request:
+            return requests.list_offsets(
+                part,
+                {partition: self._leadership(partition).leader_epoch for partition in part},
+                read_committed=read_committed,
+                timeout_ms=self.settings.request_timeout_ms,
+            )
+
+        return self._scatter("offsets of", wanted, build, requests.read_list_offsets)
+
+    def fetch(
+        self,
+        partition: TopicPartition,
+        offset: int,
+        *,
+        max_bytes: int,
+        max_wait_ms: int,
+        read_committed: bool = False,
+    ) -> Fetched:
+        """Record batches from `offset` on; empty when none came within `max_wait_ms`.
+
+        At least one whole batch when there is one, however large it is. OFFSET_OUT_OF_RANGE is raised at once.
+        """
+        attempts = self.attempts(f"fetch of {partition} at offset {offset}")
+        while True:
+            self.learn([partition], attempts)
+            node: int = NO_BROKER
+            try:
+                node, leadership = self._where_to_read(partition)
+                message = requests.fetch(
+                    partition,
+                    offset,
+                    leader_epoch=leadership.leader_epoch,
+                    max_bytes=max_bytes,
+                    max_wait_ms=max_wait_ms,
+                    read_committed=read_committed,
+                    rack=self.settings.client_rack,
+                )
+                timeout_ms = self.settings.request_timeout_ms + max_wait_ms
+                response = self._ask(self.connection(node), message, timeout_ms=timeout_ms)
+                fetched = requests.read_fetch(response, partition)
+            except ApiError as error:
+                if self._read_replicas.pop(partition, None) is not None:
+                    continue  # the replica may lag behind or be gone: the leader knows
+                attempts.failed(error)
+                self.refresh([partition.topic], attempts)
+                continue
+            advised = fetched.preferred_read_replica
+            if advised in (NO_BROKER, node) or advised not in self._brokers:
+                return fetched
+            self._read_replicas[partition] = (advised, self._clock.monotonic() + _PREFERRED_REPLICA_S)
+            if fetched.records:
+                return fetched
+
+    # Writing.
+
+    def init_producer_id(self) -> tuple[int, int]:
+        """A new producer id and its epoch, for an idempotent producer."""
+        message = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=0)
+        attempts = self.attempts("a producer id")
+        while True:
+            try:
+                response = self._ask(self._any_connection(), message, at_most=_STABLE_PRODUCER_VERSION)
+                _raise_for(response.error_code)
+                return response.producer_id, response.producer_epoch
+            except ApiError as error:
+                attempts.failed(error)
+
+    def produce(
+        self, batches: Mapping[TopicPartition, bytes], *, acks: int = -1, timeout_ms: int | None = None
+    ) -> dict[TopicPartition, int]:
+        """Append one batch per partition and return their base offsets, -1 where acks=0 tells nothing.
+
+        A batch is sent again as it is, so with a producer id and a sequence in it it is stored once; without them a
+        retry may store it twice.
+        """
+        limit_ms = self.settings.request_timeout_ms if timeout_ms is None else timeout_ms
+        return self._scatter(
+            "produce to",
+            batches,
+            lambda part: requests.produce(part, acks=acks, timeout_ms=limit_ms),
+            requests.read_produce,
+            unanswered=-1,
+        )
+
+    # Groups.
+
+    def commit_offsets(self, group_id: str, offsets: Mapping[TopicPartition, int]) -> None:
+        """Commit as a stand-alone consumer; fails when the group has members of its own."""
+        if offsets:
+            message = requests.offset_commit(group_id, offsets)
+            self._ask_coordinator(group_id, message, offsets, requests.read_offset_commit)
+
+    def committed_offsets(
+        self, group_id: str, partitions: Collection[TopicPartition]
+    ) -> dict[TopicPartition, int | None]:
+        """What the group committed; None where it has not."""
+        if not partitions:
+            return {}
+        message = requests.offset_fetch(group_id, partitions)
+        return self._ask_coordinator(group_id, message, partitions, requests.read_offset_fetch)
+
+    # For those that keep requests in flight themselves.
+
+    def attempts(self, what: str) -> Attempts:
+        """A fresh count of failures at `what`, under this client's settings."""
+        return Attempts(what, self.settings, self._clock, self.pause)
+
+    def pause(self, seconds: float) -> None:
+        """Wait; ends early, with an error, when the client is interrupted."""
+        if self._ended.wait(seconds):
+            raise _interrupted()
+
+    def leader(self, partition: TopicPartition) -> int:
+        """The broker that leads `partition` as far as is known; ApiError (retriable) while none does."""
+        return self._leadership(partition).leader
+
+    def connection(self, node: int) -> BlockingConnection:
+        """The connection to a broker by its id."""
+        if node not in self._brokers:
+            raise ApiError(ErrorCode.BROKER_NOT_AVAILABLE, f"broker {node} is not part of the cluster at the moment")
+        return self._connection_to(self._brokers[node])
+
+    def send(self, connection: BlockingConnection, message: Request, *, at_most: int | None = None) -> Pending:
+        """Send at the newest version that both sides know and that names topics."""
+        if self._ended.is_set():
+            raise _interrupted()
+        cap = requests.LAST_VERSION_BY_NAME.get(type(message)) if at_most is None else at_most
+        return connection.send(message, versions.version_for(type(message), connection.offered, at_most=cap))
+
+    def refresh(self, names: Collection[str] | None, attempts: Attempts) -> dict[str, TopicInfo]:
+        """Learn again who leads these topics, or all; failures count as `attempts`."""
+        message = requests.metadata(names)
+        while True:
+            address: Address | None = None
+            try:
+                connection = self._any_connection()
+                address = (connection.host, connection.port)
+                response: MetadataResponse = self._ask(connection, message)
+                topics = requests.read_topics(response, all_topics=names is None)
+            except ApiError as error:
+                if address is not None:
+                    self._suspects.add(address)
+                attempts.failed(error)
+                continue
+            self._suspects.discard(address)
+            self._brokers = {each.node_id: (each.host, each.port) for each in response.brokers}
+            for name in list(self._topics) if names is None else names:
+                if name not in topics:
+                    self._topics.pop(name, None)
+            self._topics.update(topics)
+            return topics
+
+    def learn(self, partitions: Iterable[TopicPartition], attempts: Attempts) -> None:
+        """One request for all topics that are not known yet, instead of one for each."""
+        unknown = {partition.topic for partition in partitions} - self._topics.keys()
+        if unknown:
+            self.refresh(unknown, attempts)
+
+    # Inside.
+
+    def _ask(
+        self,
+        connection: BlockingConnection,
+        message: Request,
+        *,
+        at_most: int | None = None,
+        timeout_ms: int | None = None,
+    ) -> Any:
+        return connection.receive(self.send(connection, message, at_most=at_most), timeout_ms=timeout_ms)
+
+    def _connection_to(self, address: Address) -> BlockingConnection:
+        connection = self._connections.get(address)
+        if connection is None:
+            if self._ssl is None:
+                self._ssl = context_for(self.settings.security)
+            connection = self._connections[address] = BlockingConnection(
+                *address,
+                client_id=self.settings.client_id,
+                timeout_ms=self.settings.request_timeout_ms,
+                connect_timeout_ms=self.settings.connect_timeout_ms,
+                ssl=self._ssl,
+                authenticate=self._sasl,
+            )
+        return connection
+
+    def _addresses(self) -> list[Address]:
+        """Whom to ask what any broker can tell: those we are connected to, then the cluster, then where we began."""
+        connected = [address for address, connection in self._connections.items() if connection.is_connected]
+        known = dict.fromkeys([*connected, *self._brokers.values(), *self.settings.bootstrap_servers])
+        return sorted(known, key=self._suspects.__contains__)
+
+    def _any_connection(self) -> BlockingConnection:
+        """A connection to some broker that answers."""
+        failure: ApiError | None = None
+        for address in self._addresses():
+            if self._ended.is_set():
+                raise _interrupted()
+            connection = self._connection_to(address)
+            try:
+                _ = connection.offered
+            except ApiError as error:
+                if not is_retriable(error.code):
+                    raise
+                self._suspects.add(address)
+                failure = error
+            else:
+                return connection
+        self._suspects.clear()
+        assert failure is not None
+        raise failure
+
+    def _leadership(self, partition: TopicPartition) -> PartitionInfo:
+        topic = self._topics.get(partition.topic)
+        if topic is None:
+            raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic '{partition.topic}'")
+        info = topic.partitions.get(partition.partition)
+        if info is None:
+            raise ApiError(
+                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                f"topic '{partition.topic}' has {len(topic.partitions)} partitions, and no {partition.partition}",
+            )
+        if info.leader == NO_BROKER:
+            raise ApiError(ErrorCode.LEADER_NOT_AVAILABLE, f"{partition} has no leader")
+        return info
+
+    def _where_to_read(self, partition: TopicPartition) -> tuple[int, PartitionInfo]:
+        leadership = self._leadership(partition)
+        advised = self._read_replicas.get(partition)
+        if advised is None:
+            return leadership.leader, leadership
+        node, until = advised
+        if self._clock.monotonic() >= until or node not in self._brokers:
+            del self._read_replicas[partition]
+            return leadership.leader, leadership
+        return node, leadership
+
+    def _scatter(
+        self,
+        what: str,
+        wanted: Mapping[TopicPartition, T],
+        build: Callable[[Mapping[TopicPartition, T]], Request],
+        read: Callable[[Any], Iterable[Outcome[V]]],
+        *,
+        unanswered: V | None = None,
+    ) -> dict[TopicPartition, V]:
+        """Ask the leaders of all partitions at once, and again for those that failed, until all have answered."""
+        results: dict[TopicPartition, V] = {}
+        missing = dict(wanted)
+        attempts = self.attempts(what)
+        while missing:
+            self.learn(missing, attempts)
+            errors: dict[TopicPartition, ApiError] = {}
+            asked: list[tuple[BlockingConnection, Pending, Mapping[TopicPartition, T]]] = []
+            for node, part in self._by_leader(missing, errors).items():
+                try:
+                    connection = self.connection(node)
+                    asked.append((connection, self.send(connection, build(part)), part))
+                except ApiError as error:
+                    errors.update(dict.fromkeys(part, error))
+            for connection, pending, sent in asked:
+                try:
+                    outcomes = self._outcomes(connection, pending, sent, read, unanswered)
+                except ApiError as error:
+                    errors.update(dict.fromkeys(sent, error))
+                    continue
+                for partition, outcome in outcomes.items():
+                    if outcome.error is None:
+                        results[partition] = outcome.value
+                        del missing[partition]
+                    else:
+                        errors[partition] = outcome.error
+            if errors:
+                partition, failure = _worst(errors)
+                attempts.failed(failure, about=str(partition))
+                self.refresh({partition.topic for partition in errors}, attempts)
+        return {partition: results[partition] for partition in wanted}
+
+    def _outcomes(
+        self,
+        connection: BlockingConnection,
+        pending: Pending,
+        part: Mapping[TopicPartition, T],
+        read: Callable[[Any], Iterable[Outcome[V]]],
+        unanswered: V | None,
+    ) -> dict[TopicPartition, Outcome[V]]:
+        if unanswered is not None and not versions.is_answered(pending.request):
+            return {partition: Outcome(partition, unanswered, None) for partition in part}
+        return requests.answered(part, read(connection.receive(pending)))
+
+    def _by_leader(
+        self, wanted: Mapping[TopicPartition, T], errors: dict[TopicPartition, ApiError]
+    ) -> dict[int, dict[TopicPartition, T]]:
+        leaders: dict[int, dict[TopicPartition, T]] = {}
+        for partition, value in wanted.items():
+            try:
+                leaders.setdefault(self.leader(partition), {})[partition] = value
+            except ApiError as error:
+                errors[partition] = error
+        return leaders
+
+    def _ask_coordinator(
+        self,
+        group_id: str,
+        message: Request,
+        partitions: Collection[TopicPartition],
+        read: Callable[[Any], Iterator[Outcome[V]]],
+    ) -> dict[TopicPartition, V]:
+        attempts = self.attempts(f"offsets of group '{group_id}'")
+        while True:
+            try:
+                response = self._ask(self._coordinator(group_id), message)
+                outcomes = requests.answered(partitions, read(response))
+                for outcome in outcomes.values():
+                    if outcome.error is not None:
+                        raise outcome.error
+                return {partition: outcome.value for partition, outcome in outcomes.items()}
+            except ApiError as error:
+                self._coordinators.pop(group_id, None)
+                attempts.failed(error)
+
+    def _coordinator(self, group_id: str) -> BlockingConnection:
+        address = self._coordinators.get(group_id)
+        if address is None:
+            message = FindCoordinatorRequest(key=group_id)
+            response = self._ask(self._any_connection(), message, at_most=_ONE_COORDINATOR_VERSION)
+            _raise_for(response.error_code, response.error_message or "")
+            address = self._coordinators[group_id] = (response.host, response.port)
+        return self._connection_to(address)
+
+
+def _worst(errors: Mapping[TopicPartition, ApiError]) -> tuple[TopicPartition, ApiError]:
+    """The failure to tell: one that will not pass, if there is one."""
+    return next(
+        ((partition, error) for partition, error in errors.items() if not is_retriable(error.code)),
+        next(iter(errors.items())),
+    )
+
+
+def _raise_for(code: int, message: str = "") -> None:
+    if code:
+        raise ApiError(versions.known_code(code), message)
+
+
+def _interrupted() -> ApiError:
+    return ApiError(ErrorCode.NETWORK_EXCEPTION, "the client was interrupted")

@@ -1,0 +1,99 @@
+"""Spark's reports about a query as the few figures that somebody watches. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class QueryFigures:
+    """How a query is doing after a batch."""
+
+    name: str
+    batch_id: int
+    input_rows: int
+    input_rate: float
+    processed_rate: float
+    batch_ms: int
+    lag: int | None
+    """Records that were in the topics and not in the batch; None when the source does not say."""
+    late_rows: int
+    """Rows dropped in this batch because they came after the watermark."""
+    state_rows: int
+    state_bytes: int
+    timestamp: str = ""
+
+    def as_dict(self) -> dict[str, object]:
+        return {
+            "query": self.name,
+            "batch": self.batch_id,
+            "timestamp": self.timestamp,
+            "input_rows": self.input_rows,
+            "input_rate": round(self.input_rate, 1),
+            "processed_rate": round(self.processed_rate, 1),
+            "batch_ms": self.batch_ms,
+            "lag": self.lag,
+            "late_rows": self.late_rows,
+            "state_rows": self.state_rows,
+            "state_bytes": self.state_bytes,
+        }
+
+
+def figures_of(name: str, report: Mapping[str, Any]) -> QueryFigures:
+    """The figures of one report of Spark's, in its JSON form."""
+    sources = report.get("sources") or []
+    operators = report.get("stateOperators") or []
+    lags = [lag for source in sources if (lag := lag_of(source)) is not None]
+    return QueryFigures(
+        name=name,
+        batch_id=int(report.get("batchId", -1)),
+        input_rows=int(report.get("numInputRows") or 0),
+        input_rate=_number(report.get("inputRowsPerSecond")),
+        processed_rate=_number(report.get("processedRowsPerSecond")),
+        batch_ms=int((report.get("durationMs") or {}).get("triggerExecution", 0)),
+        lag=sum(lags) if lags else None,
+        late_rows=_total(operators, "numRowsDroppedByWatermark"),
+        state_rows=_total(operators, "numRowsTotal"),
+        state_bytes=_total(operators, "memoryUsedBytes"),
+        timestamp=str(report.get("timestamp", "")),
+    )
+
+
+def lag_of(source: Mapping[str, Any]) -> int | None:
+    """How many records a source was behind, from the offsets {topic: {partition: offset}} of its report."""
+    latest, end = _offsets(source.get("latestOffset")), _offsets(source.get("endOffset"))
+    if latest is None or end is None:
+        return None
+    return sum(max(0, offset - end.get(place, 0)) for place, offset in latest.items())
+
+
+def _offsets(value: object) -> dict[tuple[str, str], int] | None:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            return None
+    if not isinstance(value, dict):
+        return None
+    found: dict[tuple[str, str], int] = {}
+    for topic, partitions in value.items():
+        if not isinstance(partitions, dict):
+            return None
+        for partition, offset in partitions.items():
+            if not isinstance(offset, int):
+                return None
+            found[topic, partition] = offset
+    return found
+
+
+def _total(operators: Iterable[Mapping[str, Any]], name: str) -> int:
+    return sum(int(operator.get(name) or 0) for operator in operators)
+
+
+def _number(value: object) -> float:
+    # Spark reports Infinity or NaN for a batch that took no measurable time.
+    number = float(value) if isinstance(value, int | float) else 0.0
+    return number if 0 <= number < float("inf") else 0.0

@@ -1,0 +1,58 @@
+"""One SparkSession per process of tests, and the broker that the source's tests read.
+
+MILLRACE_SPARK_TEST_BOOTSTRAP names a broker that is already running, such as Apache Kafka: the same tests then run
+against it, without those that have to kill the broker or damage its files.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from pyspark.sql import SparkSession
+
+from millrace.spark.session import build_session
+from millrace.testing import Cluster
+from support.topics import Topics
+
+EXTERNAL = os.environ.get("MILLRACE_SPARK_TEST_BOOTSTRAP", "")
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    home = tmp_path_factory.mktemp("spark")
+    session = build_session(
+        "tests",
+        master="local[2,2]",
+        options={
+            "spark.driver.memory": "1g",
+            "spark.sql.shuffle.partitions": "2",
+            "spark.sql.warehouse.dir": str(home / "warehouse"),
+            "spark.local.dir": str(home / "local"),
+        },
+    )
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="session")
+def bootstrap() -> Iterator[str]:
+    """A broker for the whole run, ours or an external one; tests use topics of their own."""
+    if EXTERNAL:
+        yield EXTERNAL
+        return
+    with Cluster() as cluster:
+        yield cluster.bootstrap_servers
+
+
+@pytest.fixture(scope="session")
+def topics(bootstrap: str) -> Topics:
+    return Topics(bootstrap)
+
+
+@pytest.fixture
+def our_broker() -> None:
+    """For tests that kill the broker or change its files."""
+    if EXTERNAL:
+        pytest.skip("needs a broker of its own that it may kill or damage; an external one is given")

@@ -1,0 +1,276 @@
+"""The source when something breaks under it: brokers, workers, drivers, logs. Counts are exact in every test."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as fn
+
+from support.servers import ROOT, MillraceServer
+from support.spark_queries import TIMEOUT_S, Collected, error_of, numbers, read, read_stream
+from support.stream_driver import BATCH_SIZE, write
+from support.topics import Sent, Topics, numbered
+
+
+@pytest.fixture
+def server(our_broker: None) -> Iterator[MillraceServer]:
+    with MillraceServer({"flush.mode": "os"}) as server:
+        yield server
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} did not appear"
+        time.sleep(0.01)
+
+
+class Gate:
+    """Stops a query once, in the middle of its rows, until the test lets it go on; works across processes.
+
+    Whole rows go through it: a column of numbers alone would all fit into the pipes before it.
+    """
+
+    def __init__(self, home: Path, rows: int) -> None:
+        self.reached, self.open = home / "reached", home / "open"
+        self._rows = rows
+
+    def through(self, frame: DataFrame) -> DataFrame:
+        reached, opened, rows = str(self.reached), str(self.open), self._rows
+
+        def pass_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            seen = 0
+            for batch in batches:
+                yield batch
+                seen += batch.num_rows
+                if seen >= rows and not Path(opened).exists():
+                    Path(reached).touch()
+                    while not Path(opened).exists():
+                        time.sleep(0.01)
+
+        return frame.mapInArrow(pass_on, frame.schema)
+
+
+COUNT = 50_000
+"""Records of 1,000 bytes: far more than what queues and pipes hold, and Spark's Arrow batches of 10,000 rows, while the
+gate is shut."""
+
+
+class Background(threading.Thread):
+    """Runs an action of Spark; `result` waits for it."""
+
+    def __init__(self, action: Any) -> None:
+        super().__init__(daemon=True)
+        self._action = action
+        self._outcome: list[Any] = []
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._outcome.append(self._action())
+        except Exception as error:  # noqa: BLE001 (raised where the result is wanted)
+            self._outcome.append(error)
+
+    def result(self) -> Any:
+        self.join(TIMEOUT_S)
+        (outcome,) = self._outcome
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+
+def test_a_broker_killed_in_the_middle_of_a_batch_query(
+    spark: SparkSession, server: MillraceServer, tmp_path: Path
+) -> None:
+    topics = Topics(server.bootstrap)
+    topic = topics.create(partitions=2)
+    topics.send(topic, [Sent(bytes(1000), partition=number % 2) for number in range(2 * COUNT)], batch_size=65536)
+    gate = Gate(tmp_path, rows=1000)
+    frame = read(spark, server.bootstrap, subscribe=topic, kafka__max__partition__fetch__bytes="100000")
+    totals = gate.through(frame).groupBy("partition")
+    query = Background(totals.agg(fn.count("*"), fn.sum("offset"), fn.countDistinct("offset")).collect)
+    wait_for(gate.reached)
+    server.kill()
+    gate.open.touch()
+    server.start()
+    rows = query.result()
+    assert sorted(tuple(row) for row in rows) == [
+        (number, COUNT, COUNT * (COUNT - 1) // 2, COUNT) for number in range(2)
+    ]
+
+
+def test_a_broker_killed_while_a_query_streams(spark: SparkSession, server: MillraceServer, tmp_path: Path) -> None:
+    topics = Topics(server.bootstrap)
+    topic = topics.create(partitions=2)
+    topics.send(topic, numbered(100, partitions=2))
+    collected = Collected(tmp_path / "checkpoint")
+    query = collected.start(read_stream(spark, server.bootstrap, subscribe=topic, startingOffsets="earliest"))
+    try:
+        query.processAllAvailable()
+        assert collected.all() == list(range(100))
+        for start in (100, 200):
+            server.kill()
+            server.start()
+            topics.send(topic, numbered(100, partitions=2, start=start))
+            query.processAllAvailable()
+            assert collected.all() == list(range(start + 100))
+    finally:
+        query.stop()
+
+
+def test_a_python_worker_killed_in_the_middle(
+    spark: SparkSession, bootstrap: str, topics: Topics, tmp_path: Path
+) -> None:
+    topic = topics.create(partitions=2)
+    topics.send(topic, numbered(2000, partitions=2))
+    done = str(tmp_path / "killed")
+
+    def kill_once(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield batch
+            if not Path(done).exists():
+                Path(done).touch()
+                parent = Path(f"/proc/{os.getppid()}/task/{os.getppid()}/children")
+                for sibling in map(int, parent.read_text().split()):  # the source's own worker, and then this one
+                    if sibling != os.getpid():
+                        os.kill(sibling, signal.SIGKILL)
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    frame = read(spark, bootstrap, subscribe=topic, kafka__max__partition__fetch__bytes="1000")
+    found = numbers(frame.mapInArrow(kill_once, frame.schema))
+    assert Path(done).exists()
+    assert found == list(range(2000))
+
+
+def test_a_driver_killed_between_write_and_commit(
+    spark: SparkSession, bootstrap: str, topics: Topics, tmp_path: Path
+) -> None:
+    topic = topics.create()
+    topics.send(topic, numbered(100))
+    output = tmp_path / "output"
+    output.mkdir()
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])}
+    driver = subprocess.run(
+        [sys.executable, "-m", "support.stream_driver", bootstrap, topic, str(tmp_path), "1"],
+        env=environment,
+        cwd=tmp_path,
+        timeout=TIMEOUT_S,
+        check=False,
+        capture_output=True,
+    )
+    assert driver.returncode == -signal.SIGKILL, driver.stderr.decode()[-2000:]
+    assert not (tmp_path / "checkpoint" / "commits" / "1").exists()
+    first = {path.name: path.read_text() for path in output.iterdir()}
+    assert sorted(first) == ["0", "1"]
+    topics.send(topic, numbered(20, start=100))
+
+    attempts: list[int] = []
+
+    def take(frame: DataFrame, batch_id: int) -> None:
+        attempts.append(batch_id)
+        write(output, frame, batch_id)
+
+    options = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": str(BATCH_SIZE)}
+    frame = read_stream(spark, bootstrap, subscribe=topic, **options)
+    query = frame.writeStream.foreachBatch(take).option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+    query.processAllAvailable()
+    query.stop()
+    assert attempts == [1, 2]  # what was written is written again, the same; then the rest
+    second = {path.name: path.read_text() for path in output.iterdir()}
+    assert {name: second[name] for name in first} == first
+    assert sorted(int(text) for batch in second.values() for text in batch.split()) == list(range(120))
+
+
+def test_offsets_lost_to_retention_while_a_query_was_down(
+    spark: SparkSession, bootstrap: str, topics: Topics, tmp_path: Path
+) -> None:
+    topic = topics.create()
+    topics.send(topic, numbered(50))
+    options = {"subscribe": topic, "startingOffsets": "earliest"}
+    Collected(tmp_path / "checkpoint").run(read_stream(spark, bootstrap, **options))
+    topics.send(topic, numbered(50, start=50))
+    topics.delete_records(topic, 0, 70)
+    collected = Collected(tmp_path / "checkpoint")
+    message = error_of(lambda: collected.run(read_stream(spark, bootstrap, **options)))
+    assert f"offsets 50 to 69 of partition {topic}-0 are gone: its log begins at offset 70" in message
+    assert "Set option failOnDataLoss to false" in message
+    assert collected.all() == []
+    collected.run(read_stream(spark, bootstrap, failOnDataLoss="false", **options))
+    assert collected.all() == list(range(70, 100))
+
+
+def test_offsets_lost_while_a_task_reads(spark: SparkSession, bootstrap: str, topics: Topics, tmp_path: Path) -> None:
+    topic = topics.create()
+    topics.send(topic, [Sent(bytes(1000), partition=0) for _ in range(COUNT)], batch_size=65536)
+    for fail in ("true", "false"):
+        home = tmp_path / fail
+        home.mkdir()
+        gate = Gate(home, rows=1000)
+        options = {"subscribe": topic, "failOnDataLoss": fail, "kafka__max__partition__fetch__bytes": "100000"}
+        frame = gate.through(read(spark, bootstrap, **options)).select("offset")
+        query = Background(lambda frame=frame: sorted(row.offset for row in frame.collect()))
+        wait_for(gate.reached)
+        topics.delete_records(topic, 0, COUNT - 10_000)
+        gate.open.touch()
+        if fail == "true":
+            message = error_of(query.result)
+            assert f"of partition {topic}-0 are gone: its log begins at offset {COUNT - 10_000}" in message
+            topic = topics.create()
+            topics.send(topic, [Sent(bytes(1000), partition=0) for _ in range(COUNT)], batch_size=65536)
+        else:
+            found = query.result()
+            before = len(found) - 10_000
+            assert 1000 <= before < COUNT - 10_000
+            assert found == [*range(before), *range(COUNT - 10_000, COUNT)]
+
+
+def test_a_topic_deleted_while_a_query_streams(
+    spark: SparkSession, bootstrap: str, topics: Topics, tmp_path: Path
+) -> None:
+    kept = topics.create("stream-kept")
+    for fail in ("true", "false"):
+        gone = topics.create("stream-gone")
+        topics.send(gone, numbered(10))
+        collected = Collected(tmp_path / fail)
+        frame = read_stream(spark, bootstrap, subscribe=f"{kept},{gone}", failOnDataLoss=fail)
+        query = collected.start(frame)
+        query.processAllAvailable()
+        topics.delete(gone)
+        if fail == "true":
+            message = error_of(lambda query=query: query.awaitTermination(TIMEOUT_S))  # type: ignore[misc]
+            assert f"partition {gone}-0 is gone; it had been read up to offset 10" in message
+        else:
+            topics.send(kept, numbered(10))
+            query.processAllAvailable()
+            query.stop()
+            assert collected.all() == list(range(10))
+
+
+def test_a_damaged_batch_is_named(spark: SparkSession, server: MillraceServer) -> None:
+    topics = Topics(server.bootstrap)
+    topic = topics.create()
+    for start in range(0, 300, 100):
+        topics.send(topic, numbered(100, start=start))
+    server.stop()
+    (segment,) = server.partition_dir(topic, 0).glob("*.log")
+    data = bytearray(segment.read_bytes())
+    data[len(data) // 2] ^= 0x01  # inside the second of three batches
+    segment.write_bytes(data)
+    server.start()
+    message = error_of(lambda: numbers(read(spark, server.bootstrap, subscribe=topic)))
+    assert f"topic {topic}, partition 0: the record batch at offset 100" in message
+    assert "CRC" in message
+    ending = json.dumps({topic: {"0": 100}})
+    assert numbers(read(spark, server.bootstrap, subscribe=topic, endingOffsets=ending)) == list(range(100))

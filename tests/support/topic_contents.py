@@ -1,0 +1,45 @@
+"""Everything that a topic holds, read with librdkafka: what tests of pipelines compare results with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from confluent_kafka import Consumer, TopicPartition
+
+from support.topics import QUIET, TIMEOUT_S
+
+
+@dataclass(frozen=True)
+class Found:
+    """A record of text."""
+
+    key: str | None
+    value: str | None
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+def contents(bootstrap: str, topic: str) -> list[Found]:
+    """The records of all partitions, up to where the topic ends now; order holds within a partition only."""
+    settings = {"bootstrap.servers": bootstrap, "group.id": "tests", "enable.auto.commit": False, **QUIET}
+    consumer = Consumer(settings)
+    try:
+        partitions = consumer.list_topics(topic, timeout=TIMEOUT_S).topics[topic].partitions
+        places = [TopicPartition(topic, index, 0) for index in partitions]
+        wanted = sum(consumer.get_watermark_offsets(place, timeout=TIMEOUT_S)[1] for place in places)
+        consumer.assign(places)
+        found: list[Found] = []
+        while len(found) < wanted:
+            message = consumer.poll(TIMEOUT_S)
+            assert message is not None, f"{len(found)} of {wanted} records of {topic} came"
+            assert message.error() is None, message.error()
+            pairs: Any = message.headers() or ()
+            headers = {name: _text(value) or "" for name, value in pairs}
+            found.append(Found(_text(message.key()), _text(message.value()), headers))
+        return found
+    finally:
+        consumer.close()
+
+
+def _text(value: str | bytes | None) -> str | None:
+    return value.decode() if isinstance(value, bytes) else value
