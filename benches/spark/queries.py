@@ -17,6 +17,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
+from millrace.spark.session import prepare_environment, use_installed_pyspark
 from support.spark_sessions import local_session
 
 # Every column has a part in the result, so that neither side can leave one out.
@@ -71,8 +72,10 @@ class _Running:
 
 
 def start(side: Side) -> None:
-    """Start the session of this process."""
+    """Start the session of this process, in the environment that `build_session` makes, whichever the side is."""
     _Running.side = side
+    prepare_environment()
+    use_installed_pyspark()
     _Running.stack = ExitStack()
     _Running.spark = _Running.stack.enter_context(local_session(side.jars))
 

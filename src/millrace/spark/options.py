@@ -36,7 +36,7 @@ from millrace.spark.offsets import (
 T = TypeVar("T")
 S = TypeVar("S", bound=str)
 
-DEFAULT_FETCH_MAX_BYTES: Final = 8 * 1024 * 1024
+DEFAULT_FETCH_MAX_BYTES: Final = 2 * 1024 * 1024
 DEFAULT_MAX_TRIGGER_DELAY_MS: Final = 15 * 60 * 1000
 DEFAULT_MAX_BATCH_BYTES: Final = 512 * 1024
 

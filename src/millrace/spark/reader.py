@@ -52,7 +52,7 @@ except ImportError:  # Spark 4.1: latestOffset() has no arguments, and Trigger.A
 
 
 READ_AHEAD_FROM: Final = 1_000
-"""Ranges of fewer offsets are a fetch or two: they are read over a kept connection, without a thread."""
+"""Ranges of fewer offsets are a fetch or two: they are read without a thread."""
 TOPICS_MAX_AGE_S: Final = 1.0
 """An idle query polls a hundred times a second; topics and partitions are not listed that often."""
 SHRUNK_ATTEMPTS: Final = 5
@@ -442,12 +442,12 @@ class RangeReader:
             read_committed=self._options.read_committed,
             max_bytes=self._options.fetch_max_bytes,
         )
-        if self._wanted.end - start < READ_AHEAD_FROM:
-            with kept_client(self._settings) as client:
+        with kept_client(self._settings) as client:
+            if self._wanted.end - start < READ_AHEAD_FROM:
                 yield from read_range(client, wanted)
-            return
-        with FetchAhead(self._settings, wanted) as ahead:
-            yield from ahead
+                return
+            with FetchAhead(client, wanted) as ahead:
+                yield from ahead
 
     def _after_loss(self, error: ApiError) -> tuple[str, int]:
         """What to say of offsets that cannot be read, and where to go on."""

@@ -69,6 +69,8 @@ def build_session(
     from pyspark.sql import SparkSession  # after the environment is as Spark's launcher wants it
 
     master = master or os.environ.get("MASTER") or "local[*]"
+    if is_local(master):
+        use_installed_pyspark()
     builder = SparkSession.builder.appName(app_name).master(master)
     for name, value in session_settings(master, options or {}, log_level=log_level).items():
         builder = builder.config(name, value)
@@ -97,6 +99,29 @@ def prepare_environment() -> None:
     os.environ["JAVA_HOME"] = str(home_for_spark(java))
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+
+
+def use_installed_pyspark() -> None:
+    """Let the Python processes that a local Spark starts import PySpark from where it is installed.
+
+    Spark puts an archive of PySpark's sources first on their path, and Python compiles what it imports from an archive
+    anew in every process: half a second for every streaming query, and for each of the first few of any kind. With a
+    home that has everything but that archive they find the installed package, compiled. Left alone when the user has
+    chosen a Spark or a Python of their own.
+    """
+    if "SPARK_HOME" in os.environ or os.environ.get("PYSPARK_PYTHON") != sys.executable:
+        return
+    import pyspark
+
+    package = Path(pyspark.__file__).parent
+    if not (package / "python" / "lib" / "pyspark.zip").exists() or not (package / "jars").is_dir():
+        return
+    home = Path(tempfile.mkdtemp(prefix="millrace-spark-"))
+    atexit.register(shutil.rmtree, home, ignore_errors=True)
+    for name in ("bin", "sbin", "jars", "data"):
+        if (package / name).exists():
+            (home / name).symlink_to(package / name)
+    os.environ["SPARK_HOME"] = str(home)
 
 
 def is_local(master: str) -> bool:
