@@ -193,7 +193,7 @@ def main() -> int:
         prog="make bench-spark", description="Compare Spark on millrace with Spark on Apache Kafka, on this machine."
     )
     parser.add_argument("--rounds", type=int, default=3, help="measured rounds of each work on each side")
-    parser.add_argument("--warmup-rounds", type=int, default=2, help="rounds before them that are not counted")
+    parser.add_argument("--warmup-rounds", type=int, default=4, help="rounds before them that are not counted")
     parser.add_argument("--records", type=int, default=2_000_000, help="records of 1,000 B; of 100 B 5 times that")
     parser.add_argument("--stream-batches", type=int, default=5, help="micro-batches in which a stream reads them")
     parser.add_argument("--only", action="append", choices=tuple(WORK), help="may be repeated; all work by default")

@@ -141,6 +141,8 @@ def test_several_topics_and_patterns(spark: SparkSession, bootstrap: str, topics
     topics.send(two, numbered(5, partitions=2, start=5))
     assert numbers(read(spark, bootstrap, subscribe=f"{one}, {two}")) == list(range(10))
     assert numbers(read(spark, bootstrap, subscribePattern=f"pattern-(x|.*{two[-8:]})")) == list(range(5, 10))
+    assert numbers(read(spark, bootstrap, subscribePattern=two[-8:])) == list(range(5, 10))  # anywhere in the name
+    assert read(spark, bootstrap, subscribePattern=f"^{two[-8:]}").count() == 0
 
 
 @pytest.mark.parametrize(

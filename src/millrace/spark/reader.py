@@ -337,7 +337,7 @@ class LogView:
             return self._client.topics(subscription.topics or {each.topic for each in subscription.assigned})
         pattern = re.compile(subscription.pattern)
         topics = self._client.topics()
-        return {name: topic for name, topic in topics.items() if not topic.internal and pattern.fullmatch(name)}
+        return {name: topic for name, topic in topics.items() if not topic.internal and pattern.search(name)}
 
     def _list_offsets(self, wanted: Mapping[TopicPartition, int]) -> Offsets:
         if not wanted:
