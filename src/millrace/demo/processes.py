@@ -7,7 +7,6 @@ which ends them in its order.
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -57,7 +56,7 @@ def _running(log_path: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]
     try:
         yield process
     finally:
-        process.send_signal(signal.SIGINT)
+        process.terminate()  # not Ctrl-C, which is ignored by whoever was started in the background of a script
         try:
             process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
