@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 from hypothesis import settings
 
@@ -10,3 +11,8 @@ from hypothesis import settings
 # developer's runs explore new ones.
 settings.register_profile("millrace", deadline=None, derandomize="CI" in os.environ, print_blob=True)
 settings.load_profile("millrace")
+
+# A shell starts what it puts into the background with Ctrl-C ignored, and children inherit that; commands under test
+# are sent Ctrl-C and must hear it, however the tests were started.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)

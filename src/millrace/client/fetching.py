@@ -14,13 +14,12 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from millrace.client.cluster import ClusterClient, Fetched
+from millrace.client.settings import DEFAULT_FETCH_BYTES
 from millrace.clock import SystemClock
 from millrace.errors import ApiError, ErrorCode
 from millrace.model import TopicPartition
 from millrace.records.batch import split
 
-DEFAULT_MAX_BYTES: Final = 2 * 1024 * 1024
-"""What is fetched is decoded and handed on while the processor's cache still has it: 8 MiB were a tenth slower."""
 DEFAULT_MAX_WAIT_MS: Final = 500
 DEFAULT_DEPTH: Final = 4
 _MAX_FETCH_BYTES: Final = (1 << 31) - 1
@@ -35,7 +34,7 @@ class FetchRange:
     start_offset: int
     end_offset: int
     read_committed: bool = False
-    max_bytes: int = DEFAULT_MAX_BYTES
+    max_bytes: int = DEFAULT_FETCH_BYTES
     max_wait_ms: int = DEFAULT_MAX_WAIT_MS
 
 

@@ -50,7 +50,6 @@ class PartitionInfo:
     leader: int
     leader_epoch: int = NO_EPOCH
     replicas: tuple[int, ...] = ()
-    in_sync: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +110,7 @@ def read_topics(response: MetadataResponse, *, all_topics: bool) -> dict[str, To
 def _read_partitions(topic: MetadataResponse.MetadataResponseTopic) -> dict[int, PartitionInfo]:
     # An error of a partition (no leader, a replica that is down) shows in its leader; the rest of it is good.
     return {
-        each.partition_index: PartitionInfo(
-            each.leader_id, each.leader_epoch, tuple(each.replica_nodes), tuple(each.isr_nodes)
-        )
+        each.partition_index: PartitionInfo(each.leader_id, each.leader_epoch, tuple(each.replica_nodes))
         for each in sorted(topic.partitions, key=lambda each: each.partition_index)
     }
 

@@ -58,6 +58,8 @@ class Security:
 
 
 PLAINTEXT: Final = Security()
+DEFAULT_FETCH_BYTES: Final = 2 * 1024 * 1024
+"""What is fetched is decoded and handed on while the processor's cache still has it; larger fetches were slower."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,8 @@ import numba.core.cgutils
 import numba.extending
 import numpy as np
 
+from millrace.records.batch import HEADER_BYTES, LOG_OVERHEAD_BYTES, TIMESTAMP_TYPE_BIT
+
 log = logging.getLogger(__name__)
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -34,8 +36,6 @@ _intrinsic = cast(Callable[[Callable[..., Any]], Callable[..., None]], numba.ext
 _inlined = cast(Callable[[F], F], numba.extending.register_jitable)
 
 NOWHERE: Final = 1 << 62
-HEADER_BYTES: Final = 61
-LOG_OVERHEAD_BYTES: Final = 12
 MIN_RECORD_BYTES: Final = 7
 """Length, attributes, timestamp, offset, key, value, headers: a byte each."""
 MAX_OFFSET: Final = 1 << 62
@@ -58,7 +58,6 @@ BARE_ROWS: Final = 9
 """How many rows have no headers at all."""
 STATE_SIZE: Final = 10
 
-_TIMESTAMP_TYPE_BIT: Final = 0x08
 
 _READ: Final = types.Array(types.uint8, 1, "C", readonly=True)
 _BYTES: Final = types.Array(types.uint8, 1, "C")
@@ -269,7 +268,7 @@ def decode_records(
         base_offset = table[section, BASE_OFFSET]
         base_timestamp = table[section, BASE_TIMESTAMP]
         count = table[section, COUNT]
-        timestamp_type = 1 if table[section, ATTRIBUTES] & _TIMESTAMP_TYPE_BIT else 0
+        timestamp_type = 1 if table[section, ATTRIBUTES] & TIMESTAMP_TYPE_BIT else 0
         if timestamp_type == 1:
             base_timestamp = table[section, MAX_TIMESTAMP]
         # The rows that the caller has made room for: no section holds more records than this.

@@ -17,7 +17,7 @@ from difflib import get_close_matches
 from enum import StrEnum
 from typing import Final, NoReturn, TypeVar
 
-from millrace.client.settings import ClientSettings
+from millrace.client.settings import DEFAULT_FETCH_BYTES, ClientSettings
 from millrace.errors import ConfigError
 from millrace.model import TopicPartition, invalid_topic_name_reason
 from millrace.records.compression import Codec, codec_named
@@ -36,7 +36,6 @@ from millrace.spark.offsets import (
 T = TypeVar("T")
 S = TypeVar("S", bound=str)
 
-DEFAULT_FETCH_MAX_BYTES: Final = 2 * 1024 * 1024
 DEFAULT_MAX_TRIGGER_DELAY_MS: Final = 15 * 60 * 1000
 DEFAULT_MAX_BATCH_BYTES: Final = 512 * 1024
 
@@ -156,7 +155,7 @@ class SourceOptions:
     include_headers: bool = False
     poll_timeout_ms: int | None = None
     """How long a task waits for records; the setting default.api.timeout.ms of the client when it is not given."""
-    fetch_max_bytes: int = DEFAULT_FETCH_MAX_BYTES
+    fetch_max_bytes: int = DEFAULT_FETCH_BYTES
     check_crcs: bool = True
     read_committed: bool = False
     group_id_for_lag: str = ""
@@ -189,7 +188,7 @@ class SourceOptions:
             fail_on_data_loss=given.boolean("failOnDataLoss", default=True),
             include_headers=given.boolean("includeHeaders", default=False),
             poll_timeout_ms=given.number("kafkaConsumer.pollTimeoutMs"),
-            fetch_max_bytes=given.number("kafka.max.partition.fetch.bytes") or DEFAULT_FETCH_MAX_BYTES,
+            fetch_max_bytes=given.number("kafka.max.partition.fetch.bytes") or DEFAULT_FETCH_BYTES,
             check_crcs=given.boolean("kafka.check.crcs", default=True),
             read_committed=isolation == "read_committed",
             group_id_for_lag=given.text("groupIdForLag"),

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 NAME: Final = "millrace"
 
-_HEADER: Final = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
+HEADERS: Final = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
 _TYPES: Final[dict[str, DataType]] = {
     "key": BinaryType(),
     "value": BinaryType(),
@@ -107,7 +107,7 @@ def schema_of(options: SourceOptions) -> StructType | str:
 
 def check_schema(schema: StructType, options: SourceOptions) -> None:
     """ConfigError unless every column of `schema` is one of the source, with its type."""
-    types = {**_TYPES, "headers": ArrayType(_HEADER), **_more(options)}
+    types = {**_TYPES, "headers": HEADERS, **_more(options)}
     for field in schema.fields:
         if field.name not in types:
             raise ConfigError(f"the source has no column {field.name!r}; it has {', '.join(types)}")
@@ -127,7 +127,7 @@ def check_schema(schema: StructType, options: SourceOptions) -> None:
 def _more(options: SourceOptions) -> dict[str, DataType]:
     more: dict[str, DataType] = {}
     if options.include_headers:
-        more["headers"] = ArrayType(_HEADER)
+        more["headers"] = HEADERS
     if options.value.format is ValueFormat.JSON and options.value.mode is ValueMode.PERMISSIVE:
         more[CORRUPT] = StringType()
     return more

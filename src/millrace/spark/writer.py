@@ -24,12 +24,10 @@ import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import (
-    ArrayType,
     BinaryType,
     DataType,
     IntegerType,
     StringType,
-    StructField,
     StructType,
     TimestampType,
 )
@@ -42,6 +40,7 @@ from millrace.errors import ConfigError
 from millrace.model import TopicPartition
 from millrace.spark.batches import BatchSettings, Rows, encode_rows, partition_for_keys
 from millrace.spark.options import SinkOptions
+from millrace.spark.source import HEADERS
 from millrace.spark.worker import settle
 
 Int32s = npt.NDArray[np.int32]
@@ -50,7 +49,6 @@ Int64s = npt.NDArray[np.int64]
 QUERY_ID_PROPERTY: Final = "sql.streaming.queryId"
 BATCH_ID_PROPERTY: Final = "streaming.sql.batchId"
 
-_HEADERS: Final = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
 _GATHER_BYTES: Final = 8 * 1024 * 1024
 """Rows are partitioned in chunks of at least this size where there are as many, so that batches are not tiny."""
 _MAX_KEPT: Final = 4
@@ -88,7 +86,7 @@ class SinkColumns:
         return cls(
             value=value,
             key=_find(schema, "key", StringType(), BinaryType()),
-            headers=_find(schema, "headers", _HEADERS),
+            headers=_find(schema, "headers", HEADERS),
             topic=topic_column,
             partition=_find(schema, "partition", IntegerType()),
             timestamp=_find(schema, "timestamp", TimestampType()),

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
 
 from pyspark.sql import DataFrame
 
 from millrace.errors import ConfigError
+from millrace.spark.writer import QUERY_ID_PROPERTY
 
 BatchWriter = Callable[[DataFrame, int], None]
-
-_QUERY_ID: Final = "sql.streaming.queryId"
 
 
 def query_id_of(batch: DataFrame) -> str:
     """The id that a query keeps over restarts; it lies in its checkpoint."""
-    query_id = batch.sparkSession.sparkContext.getLocalProperty(_QUERY_ID)
+    query_id = batch.sparkSession.sparkContext.getLocalProperty(QUERY_ID_PROPERTY)
     if not query_id:
         raise ConfigError("this DataFrame belongs to no streaming query; outside foreachBatch, pass query_id=...")
     return query_id
