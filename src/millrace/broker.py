@@ -1,8 +1,8 @@
 """The composition root: the only place where the parts of a broker are joined.
 
-Start: open the log directories, take the addresses, read the metadata log and become controller, make the partitions,
-load the groups, then answer. Stop is the same in reverse; when it returns, everything acknowledged is on disk and the
-directories carry the marker of a clean shutdown.
+Start: open the log directories, take the addresses, read the metadata log, join the cluster, make the partitions, load
+the groups, then answer. Stop is the same in reverse, after leadership was handed over; when it returns, everything
+acknowledged is on disk and the directories carry the marker of a clean shutdown.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 import logging
 import resource
 import socket
+import uuid
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Final
@@ -28,7 +29,9 @@ from millrace.metadata.deltas import Endpoint
 from millrace.metadata.embedded import FILE_NAME, Database, EmbeddedStore
 from millrace.metadata.store import MetadataStore
 from millrace.model import CONSUMER_OFFSETS_TOPIC
+from millrace.replication.follower import Fetchers, FetchSettings
 from millrace.replication.partition import Partition
+from millrace.replication.proposals import IsrProposals
 from millrace.replication.replicas import Replicas
 from millrace.replication.state_topic import StateTopic
 from millrace.server.flow import DEFAULT_BUDGET_BYTES, ConnectionLimits, MemoryBudget
@@ -97,16 +100,16 @@ class Broker:
         log_dirs = LogDirs.open(
             [Path(path) for path in config.log_dirs], node_id=config.broker_id, clock=self.clock, files=self._files
         )
-        self._stops.append(log_dirs.stop)
+        self._stops.append(lambda: self._close_logs(log_dirs))
         log_dirs.start()
 
-        store = self._store or EmbeddedStore(Database(Path(config.log_dirs[0]) / FILE_NAME))
-        controller = Controller(store, config)
+        controller = Controller(self._store or _store_for(config, self.clock), config, clock=self.clock)
         replicas = Replicas(broker_id=config.broker_id, config=config, log_dirs=log_dirs, clock=self.clock)
         log_dirs.on_failure = replicas.directory_failed
+        fetchers, proposals = self._replicate(controller, replicas)
         offsets_topic = StateTopic(
             CONSUMER_OFFSETS_TOPIC,
-            lambda index: replicas.get(CONSUMER_OFFSETS_TOPIC, index),
+            lambda index: replicas.led(CONSUMER_OFFSETS_TOPIC, index),
             lambda: _offsets_partitions(controller, config),
         )
         groups = GroupCoordinator(
@@ -134,15 +137,24 @@ class Broker:
         _follow_partitions(replicas, groups)
         replicas.load(controller.image)
         controller.on_image(replicas.apply)
+        self._stops.append(fetchers.stop)
+        proposals.start()
+        self._stops.append(proposals.stop)
         self._stops.append(groups.stop)
         for listener in self._listeners:
             await listener.serve()
         self._stops.append(self._stop_listening)
+        self._stops.append(controller.leave)
         self._spawn("retention", self._keep_retention(replicas))
         self._spawn("checkpoints", self._keep_checkpoints(log_dirs))
+        self._spawn("high watermarks", self._keep_high_watermarks(log_dirs, replicas))
         logger.info(
             "broker %d of cluster %s answers at %s", config.broker_id, controller.image.cluster_id, self.bootstrap
         )
+
+    async def _close_logs(self, log_dirs: LogDirs) -> None:
+        # Without services the start had not come far enough to know what is committed: the old checkpoint stays.
+        await log_dirs.stop(None if self.services is None else self.services.replicas.high_watermarks())
 
     async def stop(self) -> None:
         """Answer what has begun, then put everything on disk. Harmless when nothing was started."""
@@ -159,6 +171,27 @@ class Broker:
                 logger.error("stopping: %s", error)  # noqa: TRY400 - the text says it all
         for listener in self._listeners:
             listener.stop_accepting()
+
+    def _replicate(self, controller: Controller, replicas: Replicas) -> tuple[Fetchers, IsrProposals]:
+        """Join the replicas with those who fetch for them and those who ask for their ISRs."""
+        config = self.config
+        fetchers = Fetchers(
+            broker_id=config.broker_id,
+            broker_epoch=lambda: controller.broker_epoch,
+            listener=config.inter_broker_listener,
+            settings=FetchSettings.from_config(config),
+            clock=self.clock,
+            suspect=controller.suspect,
+        )
+        proposals = IsrProposals(
+            ask=controller.propose_isr,
+            partitions=lambda: replicas,
+            clock=self.clock,
+            check_interval_s=config.get_int("replica.lag.time.max.ms") / 2000,
+        )
+        replicas.followed = fetchers
+        replicas.wants_isr = proposals.consider
+        return fetchers, proposals
 
     # ------------------------------------------------------------------------------------------------------- listeners
 
@@ -232,24 +265,51 @@ class Broker:
             except StorageError as error:
                 logger.error("checkpoints: %s", error)  # noqa: TRY400
 
+    async def _keep_high_watermarks(self, log_dirs: LogDirs, replicas: Replicas) -> None:
+        """Write down what is committed: a leader that starts again begins from there rather than from nothing."""
+        while True:
+            await self.clock.sleep(self.config.get_int("replica.high.watermark.checkpoint.interval.ms") / 1000)
+            try:
+                log_dirs.checkpoint_high_watermarks(replicas.high_watermarks())
+            except StorageError as error:
+                logger.error("high watermarks: %s", error)  # noqa: TRY400
+
+
+def _store_for(config: BrokerConfig, clock: Clock) -> MetadataStore:
+    """ZooKeeper where the settings name one, otherwise a file beside the logs."""
+    hosts = config.get("zookeeper.connect")
+    if not hosts:
+        return EmbeddedStore(Database(Path(config.log_dirs[0]) / FILE_NAME))
+    from millrace.metadata.zookeeper import ZooKeeperStore  # noqa: PLC0415 - kazoo is not loaded where it is not needed
+
+    return ZooKeeperStore(
+        str(hosts),
+        session_timeout_ms=config.get_int("zookeeper.session.timeout.ms"),
+        connection_timeout_ms=config.get("zookeeper.connection.timeout.ms"),
+        clock=clock,
+    )
+
 
 def _follow_partitions(replicas: Replicas, groups: GroupCoordinator) -> None:
-    """Tell the group coordinator which partitions of its topic come and go."""
+    """Tell the group coordinator which partitions of its topic it answers for."""
 
-    def added(topic: str, partitions: list[Partition]) -> None:
+    def led(topic: str, partitions: list[Partition]) -> None:
         if topic == CONSUMER_OFFSETS_TOPIC:
             for partition in partitions:
                 groups.partition_became_leader(partition.index)
 
-    def removed(topic: str, partitions: list[Partition]) -> None:
+    def unled(topic: str, partitions: list[Partition]) -> None:
         if topic == CONSUMER_OFFSETS_TOPIC:
             for partition in partitions:
                 groups.partition_lost(partition.index)
-        elif partitions:
-            groups.topics_deleted({topic: partitions[0].topic_id})
 
-    replicas.on_added.append(added)
-    replicas.on_removed.append(removed)
+    def deleted(topic: str, topic_id: uuid.UUID) -> None:
+        if topic != CONSUMER_OFFSETS_TOPIC:
+            groups.topics_deleted({topic: topic_id})
+
+    replicas.on_led.append(led)
+    replicas.on_unled.append(unled)
+    replicas.on_deleted.append(deleted)
 
 
 def _offsets_partitions(controller: Controller, config: BrokerConfig) -> int:

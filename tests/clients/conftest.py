@@ -1,4 +1,4 @@
-"""Real clients against a real broker: every test runs once per client library, against one shared in-process broker."""
+"""Real clients against real brokers: every test runs once per client library, against one broker and against three."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ CLIENTS = (Confluent, KafkaPython, Aiokafka)
 _numbers = itertools.count(1)
 
 
-@pytest.fixture(scope="session")
-def cluster() -> Iterator[Cluster]:
-    with Cluster() as running:
+@pytest.fixture(scope="session", params=[1, 3], ids=["1-broker", "3-brokers"])
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    with Cluster(brokers=request.param) as running:
         yield running
 
 

@@ -90,9 +90,10 @@ def from_kio(cls: type[Struct], version: int, entity: Any) -> Struct:
 
 def plain(value: Any, inner: type[Struct] | None, version: int, field: Any) -> Any:
     if isinstance(value, tuple):
-        return [plain(item, inner, version, field) for item in value]
+        # Only ids have elements that kio reads as None: the one that is all zeros.
+        return [UUID(int=0) if item is None else plain(item, inner, version, field) for item in value]
     if value is None and not field.nullable.include(version):
-        return UUID(int=0) if field.default == UUID(int=0) or isinstance(field.type, Array) else -1
+        return UUID(int=0) if field.default == UUID(int=0) else -1
     if value is not None and inner is not None:
         return from_kio(inner, version, value)
     if isinstance(value, dt.timedelta):

@@ -20,8 +20,8 @@ from millrace.cli import pipeline as command
 from millrace.cli.pipeline_view import PlainView, cells, plain_line
 from millrace.cli.root import run as run_command
 from millrace.errors import ConfigError
-from millrace.spark import java
-from millrace.spark.java import Java, find_java, home_for_spark
+from millrace.local import java
+from millrace.local.java import Java, find_java, home_for_spark
 from millrace.spark.pipelines import runner as running
 from millrace.spark.pipelines.contract import BUILT_IN, Pipeline, built_in, find, read
 from millrace.spark.pipelines.progress import figures_of

@@ -1,4 +1,7 @@
-"""Calls handlers with a controller behind them, through the codec both ways, as a client would see it."""
+"""Calls handlers with a controller behind them, through the codec both ways, as a client would see it.
+
+`handling` has a running controller on a store in memory, `deciding` one that lives in its image only.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,20 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
+from millrace.clock import SystemClock
 from millrace.cluster.controller import Controller
+from millrace.cluster.image import ClusterImage
+from millrace.cluster.planning import Plan
+from millrace.config import BrokerConfig
 from millrace.handlers.context import RequestContext, Services
+from millrace.metadata.embedded import EmbeddedStore
 from millrace.wire.codec import decode, encode
+from millrace.wire.frame import RequestHeader
 from support.metadata import running_controller
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -23,12 +34,22 @@ class Handling:
     services: Services
 
     async def call(
-        self, handler: Callable[..., Any], request: Any, version: int, *, listener: str = "PLAINTEXT"
+        self,
+        handler: Callable[..., Any],
+        request: Any,
+        version: int,
+        *,
+        listener: str = "PLAINTEXT",
+        client_id: str = "test",
     ) -> Any:
         """The response to `request`, both of them encoded and decoded at `version`."""
         sent, _ = decode(type(request), version, memoryview(encode(request, version)), 0)
         context = RequestContext(
-            broker=self.services, header=cast("Any", None), version=version, client_host="127.0.0.1", listener=listener
+            broker=self.services,
+            header=RequestHeader(request.api_key, version, 1, client_id),
+            version=version,
+            client_host="127.0.0.1",
+            listener=listener,
         )
         answer = handler(context, sent)
         if inspect.isawaitable(answer):
@@ -43,6 +64,7 @@ async def handling(settings: Mapping[str, str] | None = None, **services: Any) -
     async with running_controller(settings=settings) as controller:
         parts: dict[str, Any] = {
             "config": controller._config,
+            "clock": SystemClock(),
             "broker_id": controller.broker_id,
             "controller": controller,
             "advertised": lambda _listener: ("told.example", 19092),
@@ -59,3 +81,40 @@ async def handling(settings: Mapping[str, str] | None = None, **services: Any) -
                 return controller.image.cluster_id
 
         yield Handling(controller, cast("Services", FakeServices(**parts)))
+
+
+class Deciding(Controller):
+    """A controller without a store or peers: what it decides is in its image at once. Broker 1 of a given image."""
+
+    is_controller = True
+    broker_epoch = 101
+
+    def __init__(self, image: ClusterImage, config: BrokerConfig) -> None:
+        super().__init__(EmbeddedStore(), config)
+        self._view.image = image
+
+    async def change(self, plan: Callable[[ClusterImage], Plan[T]]) -> T:
+        made = plan(self.image)
+        if made.changes:
+            self._view.image = self.image.apply(made.changes)
+        return made.results
+
+
+def deciding(image: ClusterImage, settings: Mapping[str, str] | None = None) -> Handling:
+    """Handlers on the controller of a cluster of several brokers, as it is in `image`."""
+    config = BrokerConfig(dict(settings or {}))
+    controller = Deciding(image, config)
+
+    class FakeServices(SimpleNamespace):
+        @property
+        def image(self) -> ClusterImage:
+            return controller.image
+
+    services = FakeServices(
+        config=config,
+        clock=SystemClock(),
+        broker_id=1,
+        controller=controller,
+        advertised=lambda _listener: ("told.example", 19092),
+    )
+    return Handling(controller, cast("Services", services))

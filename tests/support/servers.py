@@ -1,7 +1,7 @@
-"""Brokers as separate processes: millrace and, beside it, Apache Kafka, behind one interface.
+"""Brokers as separate processes: millrace and, beside it, Apache Kafka, one or a cluster, behind one interface.
 
 Used by tests that need a process (another program's view, kill -9) and by the benchmarks that compare the two. A
-server owns a temporary data directory and free ports; `stop` ends exactly the process that was started.
+server owns a temporary data directory and free ports; `stop` ends exactly the processes that were started.
 """
 
 from __future__ import annotations
@@ -23,6 +23,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import psutil
+
+from millrace.local.brokers import BrokerProcess
+from millrace.local.children import spawn
 from support.kafka_jars import SERVER_FLAGS, KafkaJars
 from support.maven import ROOT
 
@@ -243,3 +247,273 @@ class KafkaServer(Server):
     def _command(self) -> Sequence[str]:
         flags = (f"-Xms{self._heap}", f"-Xmx{self._heap}", *SERVER_FLAGS)
         return self._jars.command("kafka.Kafka", str(self._properties), flags=flags)
+
+
+class Cluster:
+    """Several brokers with ids from 1, and whatever else they need. Dies with the process that started it."""
+
+    name = "cluster"
+
+    def __init__(self, brokers: int = 3, settings: Mapping[str, str] | None = None) -> None:
+        self.broker_ids = tuple(range(1, brokers + 1))
+        self.settings = dict(settings or {})
+        self.bootstrap = ""
+        self.start_s = 0.0
+        self.home = Path(tempfile.mkdtemp(prefix=f"{self.name}-brokers-"))
+
+    def __repr__(self) -> str:
+        return f"<{self.name} cluster of {len(self.broker_ids)}, {self.bootstrap or 'not ready'}>"
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def pids(self) -> list[int]:
+        """Processes that, with their children, are the whole cluster."""
+        raise NotImplementedError
+
+    def start(self, timeout_s: float = 120) -> None:
+        """Start everything and return when every broker serves; `start_s` is how long that took from exec."""
+        raise NotImplementedError
+
+    def kill(self, broker_id: int) -> None:
+        """kill -9 of a broker; returns when the process is gone."""
+        raise NotImplementedError
+
+    def terminate(self, broker_id: int, timeout_s: float = 60) -> None:
+        """SIGTERM to a broker: a clean stop. Returns when the process is gone."""
+        raise NotImplementedError
+
+    def restart(self, broker_id: int, timeout_s: float = 120) -> None:
+        """Start a broker that is down on its data; returns when it answers."""
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """End every process."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Stop what runs and remove the data."""
+        try:
+            self.stop()
+        finally:
+            shutil.rmtree(self.home, ignore_errors=True)
+
+
+class MillraceCluster(Cluster):
+    """`millrace up --brokers N` with its own ZooKeeper. A broker that was down runs as a child of this process."""
+
+    name = "millrace"
+
+    def __init__(self, brokers: int = 3, settings: Mapping[str, str] | None = None) -> None:
+        super().__init__(brokers, settings)
+        self._data = self.home / "data"
+        self._log_path = self.home / "up.log"
+        self._up: subprocess.Popen[bytes] | None = None
+        self._restarted: dict[int, BrokerProcess] = {}
+
+    @property
+    def pids(self) -> list[int]:
+        own = [broker.pid for broker in self._restarted.values()]
+        return [pid for pid in (self._up.pid if self._up else None, *own) if pid is not None]
+
+    def start(self, timeout_s: float = 120) -> None:
+        settings = [part for name, value in self.settings.items() for part in ("--set", f"{name}={value}")]
+        command = [sys.executable, "-m", "millrace", "up", "--brokers", str(len(self.broker_ids)), "--port", "0"]
+        path = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
+        environment = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
+        started = time.monotonic()
+        with self._log_path.open("wb") as log:
+            self._up = spawn([*command, "--data", str(self._data), *settings], log=log, env=environment)
+        while (ready := re.search(rb"^ready bootstrap=(\S+)\n", self._log_path.read_bytes(), re.MULTILINE)) is None:
+            if self._up.poll() is not None:
+                raise ServerFailed(f"millrace up ended with {self._up.returncode} at start:\n{self._log_text()}")
+            if time.monotonic() - started > timeout_s:
+                raise ServerFailed(f"millrace up was not ready within {timeout_s:.0f} s:\n{self._log_text()}")
+            time.sleep(0.005)
+        self.start_s = time.monotonic() - started
+        self.bootstrap = ready[1].decode()
+
+    def kill(self, broker_id: int) -> None:
+        if broker_id in self._restarted:
+            self._restarted.pop(broker_id).kill()
+        else:
+            self._end_first(broker_id, signal.SIGKILL, timeout_s=10)
+
+    def terminate(self, broker_id: int, timeout_s: float = 60) -> None:
+        if broker_id in self._restarted:
+            self._restarted.pop(broker_id).terminate(timeout_s)
+        else:
+            self._end_first(broker_id, signal.SIGTERM, timeout_s)
+
+    def restart(self, broker_id: int, timeout_s: float = 120) -> None:
+        broker = BrokerProcess(broker_id, self._data / f"broker-{broker_id}" / "server.properties")
+        self._restarted[broker_id] = broker
+        broker.start(timeout_s)
+
+    def stop(self) -> None:
+        restarted, self._restarted = list(self._restarted.values()), {}
+        up, self._up = self._up, None
+        for broker in restarted:
+            broker.ask_to_stop()
+        for broker in restarted:
+            broker.wait_stopped()
+        if up is None:
+            return
+        up.send_signal(signal.SIGTERM)
+        try:
+            up.wait(60)
+        except subprocess.TimeoutExpired:
+            up.kill()  # its children go with it
+            up.wait()
+            raise ServerFailed(f"millrace up ignored SIGTERM for 60 s:\n{self._log_text()}") from None
+
+    def _end_first(self, broker_id: int, number: signal.Signals, timeout_s: float) -> None:
+        """End a broker that `millrace up` started; gone means that `up` has seen it, too."""
+        pid = int((self._data / f"broker-{broker_id}" / "pid").read_text())
+        if self._up is None or pid not in {child.pid for child in psutil.Process(self._up.pid).children()}:
+            raise ServerFailed(f"broker {broker_id} does not run")
+        os.kill(pid, number)
+        deadline = time.monotonic() + timeout_s
+        while psutil.pid_exists(pid):
+            if time.monotonic() > deadline:
+                raise ServerFailed(f"broker {broker_id} ignored {number.name} for {timeout_s:.0f} s")
+            time.sleep(0.005)
+
+    def _log_text(self) -> str:
+        return self._log_path.read_text(errors="replace")
+
+
+class KafkaCluster(Cluster):
+    """Apache Kafka as one KRaft controller and N brokers, with the settings of its sample file.
+
+    One controller beside the brokers is what one ZooKeeper is beside ours: the death of a broker is then only that, and
+    a broker's JVM does nothing but a broker's work.
+    """
+
+    name = "kafka"
+    controller_id = 100
+
+    def __init__(
+        self, jars: KafkaJars, brokers: int = 3, settings: Mapping[str, str] | None = None, heap: str = "1G"
+    ) -> None:
+        super().__init__(brokers, settings)
+        self._jars = jars
+        self._heap = {self.controller_id: "512M", **dict.fromkeys(self.broker_ids, heap)}
+        controller_port, *ports = free_ports(1 + brokers)
+        self._ports = {self.controller_id: controller_port, **dict(zip(self.broker_ids, ports, strict=True))}
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process in self._processes.values()]
+
+    def start(self, timeout_s: float = 120) -> None:
+        self._format()
+        started = time.monotonic()
+        for node in self._ports:
+            self._launch(node)
+        for broker_id in self.broker_ids:
+            self._wait_until_it_answers(broker_id, started + timeout_s)
+        self.bootstrap = ",".join(f"{HOST}:{self._ports[broker_id]}" for broker_id in self.broker_ids)
+        self._wait_until_all_are_listed(started + timeout_s)
+        self.start_s = time.monotonic() - started
+
+    def kill(self, broker_id: int) -> None:
+        process = self._processes.pop(broker_id)
+        process.kill()
+        process.wait()
+
+    def terminate(self, broker_id: int, timeout_s: float = 60) -> None:
+        process = self._processes.pop(broker_id)
+        process.terminate()
+        try:
+            process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise ServerFailed(f"kafka {broker_id} ignored SIGTERM for {timeout_s:.0f} s") from None
+
+    def restart(self, broker_id: int, timeout_s: float = 120) -> None:
+        self._launch(broker_id)
+        self._wait_until_it_answers(broker_id, time.monotonic() + timeout_s)
+
+    def stop(self) -> None:
+        """kill -9: brokers that are told to go all at once wait for each other, and the data is thrown away."""
+        for node in list(self._processes):
+            self.kill(node)
+
+    def _format(self) -> None:
+        cluster_id = urlsafe_b64encode(b"millrace" + uuid.uuid4().bytes[:8]).decode().rstrip("=")
+        for node in self._ports:
+            (self.home / str(node)).mkdir()
+            properties = self._properties(node)
+            self._config_path(node).write_text("".join(f"{name}={value}\n" for name, value in properties.items()))
+            arguments = ("format", "-t", cluster_id, "-c", str(self._config_path(node)))
+            done = self._jars.run("kafka.tools.StorageTool", *arguments, timeout_s=120)
+            if done.status != 0:
+                raise ServerFailed(f"format of Kafka's data directory failed:\n{done.stdout}{done.stderr}")
+
+    def _properties(self, node: int) -> dict[str, str]:
+        role = "controller" if node == self.controller_id else "broker"
+        listener = f"{'CONTROLLER' if role == 'controller' else 'PLAINTEXT'}://{HOST}:{self._ports[node]}"
+        own = {} if role == "controller" else {"advertised.listeners": listener, **self.settings}
+        return {
+            "process.roles": role,
+            "node.id": str(node),
+            "controller.quorum.voters": f"{self.controller_id}@{HOST}:{self._ports[self.controller_id]}",
+            "listeners": listener,
+            "controller.listener.names": "CONTROLLER",
+            "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
+            "log.dirs": str(self.home / str(node) / "data"),
+            "num.network.threads": "3",
+            "num.io.threads": "8",
+            "socket.send.buffer.bytes": "102400",
+            "socket.receive.buffer.bytes": "102400",
+            **own,
+        }
+
+    def _config_path(self, node: int) -> Path:
+        return self.home / str(node) / "server.properties"
+
+    def _log_path(self, node: int) -> Path:
+        return self.home / str(node) / "log"
+
+    def _launch(self, node: int) -> None:
+        heap = self._heap[node]
+        flags = (f"-Xms{heap}", f"-Xmx{heap}", *SERVER_FLAGS)
+        with self._log_path(node).open("ab") as log:
+            command = self._jars.command("kafka.Kafka", str(self._config_path(node)), flags=flags)
+            self._processes[node] = spawn(command, log=log)
+
+    def _wait_until_it_answers(self, broker_id: int, deadline: float) -> None:
+        process = self._processes[broker_id]
+        while not answers(self._ports[broker_id]):
+            if process.poll() is not None:
+                raise ServerFailed(f"kafka {broker_id} ended with {process.returncode}:\n{self._log_tail(broker_id)}")
+            if time.monotonic() > deadline:
+                raise ServerFailed(f"kafka {broker_id} did not answer in time:\n{self._log_tail(broker_id)}")
+            time.sleep(0.01)
+
+    def _wait_until_all_are_listed(self, deadline: float) -> None:
+        """A broker answers before the controller lets it lead; it serves from then on."""
+        from confluent_kafka.admin import AdminClient
+
+        admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 3})
+        while set(admin.list_topics(timeout=30).brokers) != set(self.broker_ids):
+            if time.monotonic() > deadline:
+                raise ServerFailed(f"not every broker of {self} joined in time")
+            time.sleep(0.05)
+
+    def _log_tail(self, node: int) -> str:
+        return "\n".join(self._log_path(node).read_text(errors="replace").splitlines()[-40:])

@@ -23,7 +23,7 @@ from typing import Self
 
 import pyspark
 
-from millrace.spark.java import find_java, home_for_spark
+from millrace.local.java import find_java, home_for_spark
 
 HOST = "127.0.0.1"
 START_TIMEOUT_S = 60.0

@@ -55,6 +55,9 @@ class FakePartition:
         self.refused_keys: set[bytes | None] = set()
         """Keys whose last append was refused."""
 
+    def check_in_sync(self) -> None:
+        """Always."""
+
     def append(self, records: bytes, *, from_client: bool) -> FakeAppend:
         assert not from_client
         keys = {record.key for record in iter_records(records)}

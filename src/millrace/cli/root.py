@@ -23,11 +23,7 @@ from millrace import __version__
 from millrace.cli.output import CommandError, print_error
 from millrace.errors import MillraceError
 
-NOUNS: Final = ("up", "broker", "topics", "produce", "consume", "groups", "log", "pipeline", "demo")
-
-NOT_YET: Final = {
-    "cluster": "clusters of several brokers are not in this version; one broker runs with: millrace up",
-}
+NOUNS: Final = ("up", "broker", "cluster", "topics", "produce", "consume", "groups", "log", "pipeline", "demo")
 
 EPILOG: Final = (
     "A first minute: start `millrace up` in one terminal; in another, `echo hello | millrace produce greetings`, "
@@ -42,8 +38,6 @@ class NounGroup(TyperGroup):
         return list(NOUNS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
-        if cmd_name in NOT_YET:
-            raise CommandError(NOT_YET[cmd_name], exit_code=2)
         if cmd_name not in NOUNS:
             return None
         command = self.commands.get(cmd_name)
@@ -54,7 +48,7 @@ class NounGroup(TyperGroup):
         return command
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args and not args[0].startswith("-") and args[0] not in (*NOUNS, *NOT_YET):
+        if args and not args[0].startswith("-") and args[0] not in NOUNS:
             from difflib import get_close_matches
 
             near = get_close_matches(args[0], NOUNS, n=1)

@@ -1,7 +1,8 @@
 """Run one broker in this process until a signal, for `up` and `broker`.
 
 The order at the start is: listening, pid file, ready line; so whoever reads the ready line can connect and can find the
-pid. The first SIGINT or SIGTERM stops cleanly; a second one ends the process as it would any other.
+pid. The first SIGINT or SIGTERM stops cleanly, also in the middle of the start; a second one ends the process as it
+would any other.
 """
 
 from __future__ import annotations
@@ -16,15 +17,22 @@ from typing import TYPE_CHECKING, Final
 from millrace.cli.output import CommandError
 
 if TYPE_CHECKING:
+    import asyncio
+
+    from millrace.broker import Broker
     from millrace.config import BrokerConfig
 
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 
 
-def configure_logging(level: str) -> None:
-    """Log lines on stderr: time, level, module, text."""
+def check_log_level(level: str) -> None:
     if level not in LOG_LEVELS:
         raise CommandError(f"--log-level is one of {', '.join(LOG_LEVELS)}, not '{level}'", exit_code=2)
+
+
+def configure_logging(level: str) -> None:
+    """Log lines on stderr: time, level, module, text."""
+    check_log_level(level)
     logging.basicConfig(
         stream=sys.stderr, level=level.upper(), format="%(asctime)s %(levelname)-7s %(name)s: %(message)s"
     )
@@ -53,7 +61,8 @@ async def _serve(config: BrokerConfig, pid_file: Path | None) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop)
     broker = Broker(config)
-    await broker.start()
+    if not await _started(broker, stopping):
+        return
     try:
         _write_pid(pid_file)
         print(f"ready bootstrap={broker.bootstrap}", flush=True)
@@ -61,6 +70,22 @@ async def _serve(config: BrokerConfig, pid_file: Path | None) -> None:
     finally:
         await broker.stop()
         _remove_pid(pid_file)
+
+
+async def _started(broker: Broker, stopping: asyncio.Event) -> bool:
+    """Start the broker, unless a signal comes first: a start may wait long for ZooKeeper or for other brokers."""
+    import asyncio
+
+    start, stop = asyncio.ensure_future(broker.start()), asyncio.ensure_future(stopping.wait())
+    await asyncio.wait({start, stop}, return_when=asyncio.FIRST_COMPLETED)
+    stop.cancel()
+    if not start.done():
+        start.cancel()
+        await asyncio.wait({start})
+        if start.cancelled():
+            return False
+    await start
+    return True
 
 
 def _write_pid(pid_file: Path | None) -> None:

@@ -76,13 +76,15 @@ def list_topics(
         if fnmatch.fnmatchcase(name, pattern) and (internal or not name.startswith("__"))
     )
     partitions = {name: metadata.topics[name].partitions for name in names}
-    bounds = offset_bounds(admin, [(name, index) for name in names for index in partitions[name]])
+    # A partition without a leader has nobody to ask: its records are not counted.
+    led = {name: [index for index, one in partitions[name].items() if one.leader >= 0] for name in names}
+    bounds = offset_bounds(admin, [(name, index) for name in names for index in led[name]])
     topics = [
         {
             "topic": name,
             "partitions": len(partitions[name]),
             "replication_factor": max((len(one.replicas) for one in partitions[name].values()), default=0),
-            "records": sum(end - start for start, end in (bounds[name, index] for index in partitions[name])),
+            "records": sum(end - start for start, end in (bounds[name, index] for index in led[name])),
         }
         for name in names
     ]
@@ -97,10 +99,17 @@ def list_topics(
 
 @app.command(epilog="Example: millrace topics describe orders --all-configs")
 def describe(
-    names: Names,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[TOPIC...]", show_default=False, help="Topic names; all with a filter if none."),
+    ] = None,
     *,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     all_configs: Annotated[bool, typer.Option("--all-configs", help="Also settings left at their default.")] = False,
+    under_replicated: Annotated[
+        bool, typer.Option("--under-replicated", help="Only partitions with a replica that is not in sync.")
+    ] = False,
+    unavailable: Annotated[bool, typer.Option("--unavailable", help="Only partitions without a leader.")] = False,
     client: Client = None,
     as_json: Json = False,
 ) -> None:
@@ -109,16 +118,35 @@ def describe(
 
     from millrace.cli.connection import REQUEST_TIMEOUT_S, open_admin, result, topic_partitions
 
+    filtered = under_replicated or unavailable
+    if not names and not filtered:
+        raise CommandError("which topics? name them, or say --under-replicated or --unavailable", exit_code=2)
     admin = open_admin(bootstrap, name_values(client, "--client"))
-    for name in names:
+    for name in names or ():
         topic_partitions(admin, name)
     metadata = admin.list_topics(timeout=REQUEST_TIMEOUT_S)
-    bounds = offset_bounds(admin, [(name, index) for name in names for index in metadata.topics[name].partitions])
-    resources = [ConfigResource(RESOURCE_TOPIC, name) for name in names]
-    configs = {
-        resource.name: result(future)
-        for resource, future in admin.describe_configs(resources, request_timeout=REQUEST_TIMEOUT_S).items()
+    chosen = {
+        name: {
+            index: one
+            for index, one in sorted(metadata.topics[name].partitions.items())
+            if not filtered
+            or (under_replicated and set(one.isrs) != set(one.replicas))
+            or (unavailable and one.leader < 0)
+        }
+        for name in names or sorted(metadata.topics)
     }
+    if filtered:
+        chosen = {name: partitions for name, partitions in chosen.items() if partitions}
+    names = list(chosen)
+    # A partition without a leader has nobody to ask for its offsets.
+    bounds = offset_bounds(
+        admin, [(name, index) for name, found in chosen.items() for index, one in found.items() if one.leader >= 0]
+    )
+    resources = [ConfigResource(RESOURCE_TOPIC, name) for name in names]
+    configs = {}
+    if resources:
+        futures = admin.describe_configs(resources, request_timeout=REQUEST_TIMEOUT_S)
+        configs = {resource.name: result(future) for resource, future in futures.items()}
     topics = [
         {
             "topic": name,
@@ -128,10 +156,10 @@ def describe(
                     "leader": one.leader,
                     "replicas": list(one.replicas),
                     "isr": list(one.isrs),
-                    "start_offset": bounds[name, index][0],
-                    "end_offset": bounds[name, index][1],
+                    "start_offset": bounds.get((name, index), (None, None))[0],
+                    "end_offset": bounds.get((name, index), (None, None))[1],
                 }
-                for index, one in sorted(metadata.topics[name].partitions.items())
+                for index, one in chosen[name].items()
             ],
             "configs": _config_values(configs[name], all_configs),
         }
@@ -140,6 +168,8 @@ def describe(
     if as_json:
         print_json(topics)
         return
+    if not topics:
+        print("no such partition")
     for topic in topics:
         _print_description(topic)
 

@@ -5,7 +5,8 @@ requests under way. The object pickles as its settings, without its
 socket: it connects when it is first used, here or wherever it was sent. After a failure it is closed, what was under
 way is lost, and the next request connects again.
 
-A response is received into one buffer of its own size, and what is decoded from it are views of that buffer.
+A response is received into one buffer of its own size, or into the one that the caller lends, and what is decoded from
+it are views of that buffer.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import socket
 import ssl as tls
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from ssl import SSLContext
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
@@ -42,6 +44,23 @@ class Pending(NamedTuple):
     correlation_id: int
     request: Request
     version: int
+
+
+class ReceiveBuffer:
+    """Room that is used for one large response after another: each one overwrites the one before.
+
+    New memory for each would be cleared, and its pages found, before the kernel writes the response over it.
+    """
+
+    __slots__ = ("_room",)
+
+    def __init__(self) -> None:
+        self._room = bytearray()
+
+    def room(self, size_bytes: int) -> memoryview:
+        if size_bytes > len(self._room):
+            self._room = _new_room(size_bytes)
+        return memoryview(self._room)[:size_bytes]
 
 
 class BlockingConnection:
@@ -118,9 +137,9 @@ class BlockingConnection:
             version = versions.version_for(type(message), self._offered)
         return self._send(message, version)
 
-    def receive(self, pending: Pending, *, timeout_ms: int | None = None) -> Any:
-        """The response to a request under way; fails as `request` does."""
-        frame = self._receive(pending, self._timeout_ms if timeout_ms is None else timeout_ms)
+    def receive(self, pending: Pending, *, timeout_ms: int | None = None, buffer: ReceiveBuffer | None = None) -> Any:
+        """The response to a request under way; fails as `request` does. With `buffer` it lies there."""
+        frame = self._receive(pending, self._timeout_ms if timeout_ms is None else timeout_ms, buffer)
         try:
             return decode_response(response_class(pending.request.api_key), pending.version, frame)[1]
         except ProtocolError:
@@ -139,15 +158,6 @@ class BlockingConnection:
         """The next frame, without its size; for tests of the other side."""
         limit_ms = self._timeout_ms if timeout_ms is None else timeout_ms
         return bytes(self._guarded(lambda connected: _next_frame(connected, limit_ms), limit_ms))
-
-    def interrupt(self) -> None:
-        """Make a call that another thread waits in fail at once; the only method another thread may call."""
-        connected = self._socket
-        if connected is not None:
-            try:
-                connected.shutdown(socket.SHUT_RDWR)
-            except OSError:  # closed in the meantime
-                pass
 
     def close(self) -> None:
         """End the connection; the next request makes a new one."""
@@ -221,14 +231,15 @@ class BlockingConnection:
             self._under_way.append(pending.correlation_id)
         return pending
 
-    def _receive(self, pending: Pending, timeout_ms: int) -> memoryview:
+    def _receive(self, pending: Pending, timeout_ms: int, buffer: ReceiveBuffer | None = None) -> memoryview:
         """The response to `pending`; those that come before it are held for whoever asks for them."""
         held = self._held.pop(pending.correlation_id, None)
         if held is not None:
             return held
         while self._under_way:
             oldest = self._under_way.popleft()
-            frame = self._guarded(lambda connected: _next_frame(connected, timeout_ms), timeout_ms)
+            lent = buffer if oldest == pending.correlation_id else None
+            frame = self._guarded(partial(_next_frame, timeout_ms=timeout_ms, buffer=lent), timeout_ms)
             answered = int.from_bytes(frame[:4], "big", signed=True)
             if answered != oldest:
                 self.close()
@@ -265,20 +276,24 @@ class BlockingConnection:
         return ApiError(ErrorCode.NETWORK_EXCEPTION, f"{where}: {error}")
 
 
-def _next_frame(connected: socket.socket, timeout_ms: int) -> memoryview:
+def _next_frame(connected: socket.socket, timeout_ms: int, buffer: ReceiveBuffer | None = None) -> memoryview:
     # The limit is for the whole frame: a peer that sends a byte now and then must not hold the caller for ever.
     deadline = _CLOCK.monotonic() + timeout_ms / 1000
-    size = int.from_bytes(_exactly(connected, 4, deadline), "big", signed=True)
+    size = int.from_bytes(_filled(connected, memoryview(bytearray(4)), deadline), "big", signed=True)
     if not 0 <= size <= MAX_RESPONSE_BYTES:
         raise ProtocolError(f"a frame of {size} bytes, the limit is {MAX_RESPONSE_BYTES}")
-    return _exactly(connected, size, deadline)
+    view = memoryview(_new_room(size)) if buffer is None else buffer.room(size)
+    return _filled(connected, view, deadline)
 
 
-def _exactly(connected: socket.socket, size_bytes: int, deadline: float) -> memoryview:
+def _new_room(size_bytes: int) -> bytearray:
     # A large bytearray is pages of zeros that cost memory only when they are written: a size that a peer invents
     # takes no more than the bytes it then sends.
-    view = memoryview(bytearray(size_bytes))
-    received = 0
+    return bytearray(size_bytes)
+
+
+def _filled(connected: socket.socket, view: memoryview, deadline: float) -> memoryview:
+    received, size_bytes = 0, len(view)
     while received < size_bytes:
         remaining = deadline - _CLOCK.monotonic()
         if remaining <= 0:

@@ -1,6 +1,6 @@
 """A synchronous client of a whole cluster: finds the leader, asks it, and asks again when it has moved or restarts.
 
-One thread at a time (`interrupt` apart); pickles as its settings. Not here: read-ahead (`fetching`), sequences and
+One thread at a time; pickles as its settings. Not here: read-ahead (`fetching`), sequences and
 requests in flight (`producing`), what bytes mean (`requests`).
 
 Invariants: only failures that pass by themselves are retried, with fresh metadata and a growing pause, until
@@ -12,10 +12,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from ssl import SSLContext
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from millrace.client import requests, versions
-from millrace.client.blocking import BlockingConnection, Pending
+from millrace.client.blocking import BlockingConnection, Pending, ReceiveBuffer
 from millrace.client.requests import EARLIEST, LATEST, Fetched, Outcome, PartitionInfo, TopicInfo
 from millrace.client.retrying import Attempts, is_retriable
 from millrace.client.sasl import SaslClient
@@ -29,7 +29,7 @@ from millrace.wire.messages.groups import FindCoordinatorRequest
 from millrace.wire.messages.producers import InitProducerIdRequest
 from millrace.wire.schema import Request
 
-__all__ = ["EARLIEST", "LATEST", "ClusterClient", "Fetched", "PartitionInfo", "TopicInfo"]
+__all__ = ["EARLIEST", "LATEST", "ClusterClient", "FetchUnderWay", "Fetched", "PartitionInfo", "TopicInfo"]
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -40,13 +40,22 @@ _PREFERRED_REPLICA_S: Final = 300.0
 """How long a leader's advice to read from another replica holds, as in Kafka's consumer."""
 
 
+class FetchUnderWay(NamedTuple):
+    """A fetch that was sent; `receive_fetch` takes it. To give it up, close its connection."""
+
+    partition: TopicPartition
+    node: int
+    connection: BlockingConnection
+    pending: Pending
+    timeout_ms: int
+
+
 class ClusterClient:
     """Every method returns what was asked for, or raises ApiError (ConfigError for TLS that cannot work)."""
 
     def __init__(self, settings: ClientSettings, *, clock: Clock | None = None) -> None:
         self.settings = settings
         self._clock = clock or SystemClock()
-        self._ended = threading.Event()
         self._connections: dict[Address, BlockingConnection] = {}
         self._brokers: dict[int, Address] = {}
         self._topics: dict[str, TopicInfo] = {}
@@ -72,16 +81,10 @@ class ClusterClient:
         self.close()
 
     def close(self) -> None:
-        """End the connections; the next request makes new ones, unless the client was interrupted."""
+        """End the connections; the next request makes new ones."""
         for connection in self._connections.values():
             connection.close()
         self._connections.clear()
-
-    def interrupt(self) -> None:
-        """From another thread: what is under way fails with NETWORK_EXCEPTION, and so does everything later."""
-        self._ended.set()
-        for connection in list(self._connections.values()):
-            connection.interrupt()
 
     # Metadata.
 
@@ -128,41 +131,65 @@ class ClusterClient:
         max_bytes: int,
         max_wait_ms: int,
         read_committed: bool = False,
+        buffer: ReceiveBuffer | None = None,
     ) -> Fetched:
-        """Record batches from `offset` on; empty when none came within `max_wait_ms`.
+        """Record batches from `offset` on (in `buffer`, when one is lent); empty when none came within `max_wait_ms`.
 
         At least one whole batch when there is one, however large it is. OFFSET_OUT_OF_RANGE is raised at once.
         """
         attempts = self.attempts(f"fetch of {partition} at offset {offset}")
         while True:
             self.learn([partition], attempts)
-            node: int = NO_BROKER
+            replica = self._read_replicas.get(partition)
             try:
-                node, leadership = self._where_to_read(partition)
-                message = requests.fetch(
-                    partition,
-                    offset,
-                    leader_epoch=leadership.leader_epoch,
-                    max_bytes=max_bytes,
-                    max_wait_ms=max_wait_ms,
-                    read_committed=read_committed,
-                    rack=self.settings.client_rack,
+                sent = self.send_fetch(
+                    partition, offset, max_bytes=max_bytes, max_wait_ms=max_wait_ms, read_committed=read_committed
                 )
-                timeout_ms = self.settings.request_timeout_ms + max_wait_ms
-                response = self._ask(self.connection(node), message, timeout_ms=timeout_ms)
-                fetched = requests.read_fetch(response, partition)
+                fetched = self.receive_fetch(sent, buffer)
             except ApiError as error:
                 if self._read_replicas.pop(partition, None) is not None:
                     continue  # the replica may lag behind or be gone: the leader knows
                 attempts.failed(error)
                 self.refresh([partition.topic], attempts)
                 continue
-            advised = fetched.preferred_read_replica
-            if advised in (NO_BROKER, node) or advised not in self._brokers:
+            if fetched.records or self._read_replicas.get(partition) == replica:
                 return fetched
-            self._read_replicas[partition] = (advised, self._clock.monotonic() + _PREFERRED_REPLICA_S)
-            if fetched.records:
-                return fetched
+
+    def send_fetch(
+        self,
+        partition: TopicPartition,
+        offset: int,
+        *,
+        max_bytes: int,
+        max_wait_ms: int,
+        read_committed: bool = False,
+    ) -> FetchUnderWay:
+        """One attempt at a `fetch`, of which only the first half is done here. ApiError: it could not be sent."""
+        node, leadership = self._where_to_read(partition)
+        message = requests.fetch(
+            partition,
+            offset,
+            leader_epoch=leadership.leader_epoch,
+            max_bytes=max_bytes,
+            max_wait_ms=max_wait_ms,
+            read_committed=read_committed,
+            rack=self.settings.client_rack,
+        )
+        connection = self.connection(node)
+        timeout_ms = self.settings.request_timeout_ms + max_wait_ms
+        return FetchUnderWay(partition, node, connection, self.send(connection, message), timeout_ms)
+
+    def receive_fetch(self, sent: FetchUnderWay, buffer: ReceiveBuffer | None = None) -> Fetched:
+        """The other half: its answer (in `buffer`, when one is lent), which may also be an ApiError of any kind.
+
+        The advice to read from another replica holds from the next fetch on.
+        """
+        response = sent.connection.receive(sent.pending, timeout_ms=sent.timeout_ms, buffer=buffer)
+        fetched = requests.read_fetch(response, sent.partition)
+        advised = fetched.preferred_read_replica
+        if advised not in (NO_BROKER, sent.node) and advised in self._brokers:
+            self._read_replicas[sent.partition] = (advised, self._clock.monotonic() + _PREFERRED_REPLICA_S)
+        return fetched
 
     # Writing.
 
@@ -219,9 +246,8 @@ class ClusterClient:
         return Attempts(what, self.settings, self._clock, self.pause)
 
     def pause(self, seconds: float) -> None:
-        """Wait; ends early, with an error, when the client is interrupted."""
-        if self._ended.wait(seconds):
-            raise _interrupted()
+        """Wait between two attempts."""
+        threading.Event().wait(seconds)
 
     def leader(self, partition: TopicPartition) -> int:
         """The broker that leads `partition` as far as is known; ApiError (retriable) while none does."""
@@ -235,8 +261,6 @@ class ClusterClient:
 
     def send(self, connection: BlockingConnection, message: Request, *, at_most: int | None = None) -> Pending:
         """Send at the newest version that both sides know and that names topics."""
-        if self._ended.is_set():
-            raise _interrupted()
         cap = requests.LAST_VERSION_BY_NAME.get(type(message)) if at_most is None else at_most
         return connection.send(message, versions.version_for(type(message), connection.offered, at_most=cap))
 
@@ -306,8 +330,6 @@ class ClusterClient:
         """A connection to some broker that answers."""
         failure: ApiError | None = None
         for address in self._addresses():
-            if self._ended.is_set():
-                raise _interrupted()
             connection = self._connection_to(address)
             try:
                 _ = connection.offered
@@ -452,7 +474,3 @@ def _worst(errors: Mapping[TopicPartition, ApiError]) -> tuple[TopicPartition, A
 def _raise_for(code: int, message: str = "") -> None:
     if code:
         raise ApiError(versions.known_code(code), message)
-
-
-def _interrupted() -> ApiError:
-    return ApiError(ErrorCode.NETWORK_EXCEPTION, "the client was interrupted")

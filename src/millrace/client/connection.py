@@ -108,6 +108,10 @@ class Connection:
         except ApiError:  # the peer does not read what is left to write
             self._stream.abort()
 
+    def abort(self) -> None:
+        """End the connection now, without waiting; requests under way fail with NETWORK_EXCEPTION."""
+        self._stream.abort()
+
     async def _connect(self, ssl: SSLContext | None) -> None:
         loop = asyncio.get_running_loop()
         connecting = loop.create_task(loop.create_connection(lambda: self._stream, self.host, self.port, ssl=ssl))

@@ -1,27 +1,29 @@
 """Reading a range of a partition ahead of its reader: the next fetch is on the wire while the last one is decoded.
 
-Decoding is not here. Owner: a thread that has the client for itself fills a bounded queue; the reader's thread takes
-from it. Invariants: at most `depth` fetches are held; what fails in the thread is raised in the reader; after `close`
-the thread is gone, and with it the client's connections unless the range was read to its end.
+Decoding is not here. No thread: the next request is sent before an answer is handed out, and the kernel keeps what the
+broker sends until it is asked for. Owner: who iterates has the client for itself.
+
+Invariants:
+- At most one fetch is under way. One that fails is nobody's business: it is asked again in the way that waits and
+  retries, so that errors come from `ClusterClient.fetch` alone.
+- What was handed out may be overwritten as soon as the next one is asked for.
 """
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Final
 
-from millrace.client.cluster import ClusterClient, Fetched
+from millrace.client.blocking import ReceiveBuffer
+from millrace.client.cluster import ClusterClient, Fetched, FetchUnderWay
 from millrace.client.settings import DEFAULT_FETCH_BYTES
 from millrace.clock import SystemClock
 from millrace.errors import ApiError, ErrorCode
 from millrace.model import TopicPartition
-from millrace.records.batch import split
+from millrace.records.batch import last_complete
 
 DEFAULT_MAX_WAIT_MS: Final = 500
-DEFAULT_DEPTH: Final = 4
 _MAX_FETCH_BYTES: Final = (1 << 31) - 1
 _CLOCK: Final = SystemClock()
 
@@ -38,117 +40,75 @@ class FetchRange:
     max_wait_ms: int = DEFAULT_MAX_WAIT_MS
 
 
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    error: BaseException
-
-
-class FetchAhead:
-    """Iterate over it for the fetches of a range, in order; `close` it, or use it in a `with` statement.
+def read_range(client: ClusterClient, wanted: FetchRange) -> Iterator[Fetched]:
+    """The fetches of a range, in order; those of a generator that is closed early end the connection they came from.
 
     It ends when the range is covered. Records outside the range may be among those fetched. OFFSET_OUT_OF_RANGE where
     the log does not have the range, and also when it stays shorter than the range for `retry_timeout_ms`.
     """
-
-    def __init__(self, client: ClusterClient, wanted: FetchRange, *, depth: int = DEFAULT_DEPTH) -> None:
-        """`client` is lent: nobody else may use it before `close`. One that was closed early is of no further use."""
-        self._wanted = wanted
-        self._client = client
-        self._fetched: queue.Queue[Fetched | _Failure | None] = queue.Queue(depth)
-        self._closing = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._at_end = False
-
-    def __repr__(self) -> str:
-        wanted = self._wanted
-        return f"FetchAhead({wanted.partition}, {wanted.start_offset} to {wanted.end_offset})"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __iter__(self) -> Iterator[Fetched]:
-        if self._thread is not None or self._closing.is_set():
-            raise RuntimeError("a FetchAhead is read once")
-        if self._wanted.start_offset >= self._wanted.end_offset:
-            return
-        # A daemon, so that a reader that was never closed cannot keep a finished process alive.
-        self._thread = threading.Thread(target=self._run, name=f"fetch {self._wanted.partition}", daemon=True)
-        self._thread.start()
-        while (item := self._fetched.get()) is not None:
-            if isinstance(item, _Failure):
-                raise item.error
-            yield item
-        self._at_end = True
-
-    def close(self) -> None:
-        """Stop reading ahead and wait for the thread; harmless when repeated."""
-        self._closing.set()
-        if self._thread is None:
-            return
-        if not self._at_end:
-            self._client.interrupt()
-        while self._thread.is_alive():
-            try:  # room for a thread that waits to hand over what it has
-                self._fetched.get_nowait()
-            except queue.Empty:
-                self._thread.join(0.01)
-        if not self._at_end:
-            self._client.close()
-
-    # On the thread.
-
-    def _run(self) -> None:
-        try:
-            for fetched in read_range(self._client, self._wanted):
-                self._put(fetched)
-                if self._closing.is_set():
-                    return
-            self._put(None)
-        except BaseException as error:  # noqa: BLE001 (raised again where it is waited for)
-            self._put(_Failure(error))
-
-    def _put(self, item: Fetched | _Failure | None) -> None:
-        if not self._closing.is_set():
-            self._fetched.put(item)
-
-
-def read_range(client: ClusterClient, wanted: FetchRange) -> Iterator[Fetched]:
-    """The fetches of a range, each when it is asked for: what `FetchAhead` does, without the thread."""
     offset = wanted.start_offset
     max_bytes = wanted.max_bytes
     last_progress = _CLOCK.monotonic()
-    while offset < wanted.end_offset:
-        fetched = client.fetch(
+    buffer = ReceiveBuffer()
+    sent: FetchUnderWay | None = None
+    try:
+        while offset < wanted.end_offset:
+            fetched = None if sent is None else _received(client, sent, buffer)
+            sent = None
+            if fetched is None:
+                fetched = client.fetch(
+                    wanted.partition,
+                    offset,
+                    max_bytes=max_bytes,
+                    max_wait_ms=wanted.max_wait_ms,
+                    read_committed=wanted.read_committed,
+                    buffer=buffer,
+                )
+            try:
+                following = next_offset(fetched.records, offset)
+            except ApiError as error:
+                raise ApiError(error.code, f"{wanted.partition} at offset {offset}: {error.message}") from error
+            if following > offset:
+                offset = following
+                if offset < wanted.end_offset:
+                    sent = _sent(client, wanted, offset, max_bytes)
+                yield fetched
+                last_progress = _CLOCK.monotonic()
+            elif fetched.records:  # not even one batch fits: only brokers older than Kafka 0.10.1 cut the first one
+                if max_bytes == _MAX_FETCH_BYTES:
+                    raise ApiError(ErrorCode.RECORD_LIST_TOO_LARGE, f"{wanted.partition}: no whole batch at {offset}")
+                max_bytes = min(max_bytes * 2, _MAX_FETCH_BYTES)
+            elif (_CLOCK.monotonic() - last_progress) * 1000 > client.settings.retry_timeout_ms:
+                raise _nothing_more(wanted, offset, fetched)
+    finally:
+        if sent is not None:
+            sent.connection.close()
+
+
+def _sent(client: ClusterClient, wanted: FetchRange, offset: int, max_bytes: int) -> FetchUnderWay | None:
+    try:
+        return client.send_fetch(
             wanted.partition,
             offset,
             max_bytes=max_bytes,
             max_wait_ms=wanted.max_wait_ms,
             read_committed=wanted.read_committed,
         )
-        try:
-            following = next_offset(fetched.records, offset)
-        except ApiError as error:
-            raise ApiError(error.code, f"{wanted.partition} at offset {offset}: {error.message}") from error
-        if following > offset:
-            yield fetched
-            offset = following
-            last_progress = _CLOCK.monotonic()
-        elif fetched.records:  # not even one batch fits: only brokers older than Kafka 0.10.1 cut the first one
-            if max_bytes == _MAX_FETCH_BYTES:
-                raise ApiError(ErrorCode.RECORD_LIST_TOO_LARGE, f"{wanted.partition}: no whole batch at {offset}")
-            max_bytes = min(max_bytes * 2, _MAX_FETCH_BYTES)
-        elif (_CLOCK.monotonic() - last_progress) * 1000 > client.settings.retry_timeout_ms:
-            raise _nothing_more(wanted, offset, fetched)
+    except ApiError:
+        return None  # `fetch` meets it again, and knows what to do
+
+
+def _received(client: ClusterClient, sent: FetchUnderWay, buffer: ReceiveBuffer) -> Fetched | None:
+    try:
+        return client.receive_fetch(sent, buffer)
+    except ApiError:
+        return None
 
 
 def next_offset(records: memoryview, offset: int) -> int:
     """Where to go on after `records`, of which an incomplete last batch is left out; `offset` when there is none."""
-    for batch in split(records, partial_end=True):
-        offset = max(offset, batch.header.next_offset)
-    return offset
+    last = last_complete(records)
+    return offset if last is None else max(offset, last.next_offset)
 
 
 def _nothing_more(wanted: FetchRange, offset: int, fetched: Fetched) -> ApiError:

@@ -10,7 +10,7 @@ import asyncio
 import struct
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 from millrace.errors import ApiError, ErrorCode, MillraceError, ProtocolError
 from millrace.wire.frame import FrameReader
@@ -74,10 +74,10 @@ class Stream(asyncio.Protocol):
     # What the event loop calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # uvloop's transports have the methods and not the base class.
+        self._transport = made = cast(asyncio.Transport, transport)
         if self.failure is not None:  # closed while it was being made
-            transport.abort()
+            made.abort()
 
     def data_received(self, data: bytes) -> None:
         try:

@@ -1,187 +1,227 @@
-"""The only writer of cluster metadata, and the door through which a broker sees it.
+"""The door to the control plane: every broker has one, and the one that is elected also writes.
 
-Every broker has one: it follows the metadata log and folds it into `image`. The one that is elected also takes
-requests for changes. Not here: what a request means (`planning`), how deltas are kept (`metadata.store`).
+It joins the view of the metadata log (`view`), the writer (`writer`), this broker's place in the cluster
+(`membership`), the way to the controller (`channel`) and the watch over the others (`liveness`). What other parts may
+ask is here; what it means is in `planning`, `elections` and `reassignments`.
 
-Invariants
-- The image changes in one place only, `_apply`, fed by the log. A change that was answered is in the image.
-- Changes are planned and written by one task, one after another, each against the image that has all before it. What
-  queued up meanwhile is written as one delta, so a flood of requests costs one flush, not one each.
-- Listeners run on the loop, in the order they were added, once per delta, before anything waiting for it goes on.
-- A controller whose write is fenced stops being one at once and answers NOT_CONTROLLER.
+Calls that change the cluster come in two kinds. Those that a client asks for work on the controller only, and answer
+NOT_CONTROLLER elsewhere: the API layer forwards the client's request as it is. Those that a broker itself needs
+(`propose_isr`, `next_producer_id_block`, `ensure_topics`, `leave`) work everywhere: they go to the controller and
+return when this broker's own image has what came of them.
 
-Owner: the event loop. `load` comes first (the image as it was), then `start` (announce this broker, become controller).
+Owner: the event loop. `load` comes first (the image as it was), then `start` (announce this broker, be in the image).
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import logging
-import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
+from millrace.clock import Clock, SystemClock
 from millrace.cluster import planning
-from millrace.cluster.image import ClusterImage, TopicImage
-from millrace.cluster.planning import ConfigAlteration, MorePartitions, NewTopic, Plan, TopicOutcome, TopicRef
-from millrace.config import BrokerConfig
-from millrace.errors import ApiError, ErrorCode, MillraceError, StorageError
-from millrace.metadata.deltas import (
-    BrokerFenced,
-    BrokerRegistered,
-    Change,
-    ChangeSet,
-    ClusterCreated,
-    ControllerChanged,
-    Endpoint,
-    ResourceType,
-    decode,
-    encode,
+from millrace.cluster.channel import (
+    RETRIABLE,
+    ControllerChannel,
+    Unsent,
+    inter_broker_listener,
+    persist,
+    within,
 )
-from millrace.metadata.store import BrokerRegistration, Fenced, MetadataStore, Snapshot
+from millrace.cluster.elections import (
+    ElectionKind,
+    IsrOutcome,
+    IsrProposal,
+    plan_brokers,
+    plan_elections,
+    plan_isr,
+    plan_rebalance,
+    plan_unclean,
+    unclean_topics,
+)
+from millrace.cluster.image import ClusterImage, TopicImage
+from millrace.cluster.liveness import Liveness
+from millrace.cluster.membership import ClusterMember
+from millrace.cluster.planning import ConfigAlteration, MorePartitions, NewTopic, Plan, TopicOutcome, TopicRef
+from millrace.cluster.reassignments import Reassignment, completed, plan_reassignments
+from millrace.cluster.view import ImageListener, MetadataView
+from millrace.cluster.writer import MetadataWriter, not_controller
+from millrace.config import BrokerConfig
+from millrace.errors import ApiError, ErrorCode
+from millrace.metadata.deltas import BrokerUnregistered, ChangeSet, Endpoint, ResourceType
+from millrace.metadata.store import BrokerRegistration, MetadataStore
+from millrace.model import TopicPartition
+from millrace.wire.messages.brokers import AllocateProducerIdsRequest, BrokerHeartbeatRequest
+from millrace.wire.messages.partitions import AlterPartitionRequest
+from millrace.wire.messages.topics import CreateTopicsRequest
+from millrace.wire.schema import Request
+
+__all__ = [
+    "Controller",
+    "ElectionKind",
+    "HeartbeatAnswer",
+    "IsrOutcome",
+    "IsrProposal",
+    "Reassignment",
+]
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-ImageListener = Callable[[ClusterImage, ClusterImage, ChangeSet], object]
 
-MAX_QUEUED_CHANGES: Final = 1000
-MAX_CHANGES_PER_DELTA: Final = 64
 DELTAS_PER_SNAPSHOT: Final = 1000
+LEAVE_TIMEOUT_S: Final = 5.0
+ALTER_PARTITION_VERSION: Final = 3
+ALLOCATE_PRODUCER_IDS_VERSION: Final = 0
+HEARTBEAT_VERSION: Final = 1
+CREATE_TOPICS_VERSION: Final = 7
 
 
-@dataclass(slots=True)
-class _Request:
-    plan: Callable[[ClusterImage], Plan[Any]]
-    answer: asyncio.Future[Any]
+@dataclass(frozen=True, slots=True)
+class HeartbeatAnswer:
+    """What a BrokerHeartbeat is answered."""
+
+    error: ErrorCode
+    is_fenced: bool = False
+    should_shut_down: bool = False
 
 
 class Controller:
-    """One broker's view of the metadata log, and its writer while elected."""
+    """One broker's part in the control plane."""
 
     def __init__(
-        self, store: MetadataStore, config: BrokerConfig, *, deltas_per_snapshot: int = DELTAS_PER_SNAPSHOT
+        self,
+        store: MetadataStore,
+        config: BrokerConfig,
+        *,
+        clock: Clock | None = None,
+        deltas_per_snapshot: int = DELTAS_PER_SNAPSHOT,
+        liveness: bool | None = None,
     ) -> None:
-        self.image = ClusterImage()
+        """`liveness` says whether the brokers watch each other: by default if they share a ZooKeeper.
+
+        The session of a broker in the same process ends with it, and nobody has to look.
+        """
         self.broker_id = config.broker_id
-        self.broker_epoch = -1
         self._store = store
         self._config = config
-        self._controller_epoch: int | None = None
-        self._listeners: list[ImageListener] = []
-        self._requests: asyncio.Queue[_Request] = asyncio.Queue(MAX_QUEUED_CHANGES)
-        self._applied: dict[int, list[asyncio.Future[None]]] = {}
+        self._clock = clock or SystemClock()
+        self._view = MetadataView(store, self._clock)
+        self._writer = MetadataWriter(store, self._view, deltas_per_snapshot=deltas_per_snapshot)
+        self._member = ClusterMember(store, self._view, self._writer, config, self._clock)
+        listener = inter_broker_listener(config)
+        self._channel = ControllerChannel(self._view, self.broker_id, listener, self._clock)
+        # Clients' requests may take long, and a connection is answered in order: ISR changes do not wait behind them.
+        self._forwarding = ControllerChannel(self._view, self.broker_id, listener, self._clock)
+        self.on_fatal: Callable[[str], object] = lambda _reason: None
+        """Called when this broker can take no further part and should stop: the reason, in words."""
+        self._member.on_displaced = lambda: self.on_fatal(f"another process runs as broker {self.broker_id}")
+        watched = config.get("zookeeper.connect") is not None if liveness is None else liveness
+        self._liveness: Liveness | None = None
+        if watched:
+            self._liveness = Liveness(self._view, self._writer, self._member, config, listener, self._clock)
         self._tasks: list[asyncio.Task[None]] = []
-        self._deltas_per_snapshot = deltas_per_snapshot
-        self._snapshot_index = 0
-        self._failure: ApiError | None = None
         self._dynamic_settings: tuple[Mapping[str, str], Mapping[str, str]] = ({}, {})
+        self._view.on_image(self._image_changed)
 
     def __repr__(self) -> str:
-        role = f"controller, epoch {self._controller_epoch}" if self.is_controller else "follower"
+        role = f"controller, epoch {self._writer.epoch}" if self.is_controller else "follower"
         return f"Controller(broker {self.broker_id}, {role}, {self.image!r})"
 
     @property
+    def image(self) -> ClusterImage:
+        return self._view.image
+
+    @property
+    def broker_epoch(self) -> int:
+        """The number of this incarnation; it changes when the session with the store had to be renewed."""
+        return self._member.broker_epoch
+
+    @property
     def is_controller(self) -> bool:
-        return self._controller_epoch is not None
+        return self._writer.is_open
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
     async def load(self) -> ClusterImage:
         """Open the store and fold what is in it; listeners see only what comes later."""
         await self._store.open()
-        snapshot = await self._store.read_snapshot()
-        if snapshot is not None:
-            self.image = ClusterImage().apply(decode(snapshot.data), snapshot.index)
-            self._snapshot_index = snapshot.index
-        end = await self._store.end()
-        if self.image.index < end:
-            async with contextlib.aclosing(self._store.follow(self.image.index)) as deltas:
-                async for index, data in deltas:
-                    self.image = self.image.apply(decode(data), index)
-                    if index >= end:
-                        break
+        image = await self._view.load()
         self._take_dynamic_settings()
-        return self.image
+        return image
 
     async def start(self, endpoints: Sequence[Endpoint]) -> None:
-        """Announce this broker with the addresses it listens on, become controller, and be in the image.
+        """Announce this broker with the addresses it listens on, and be live in its own image.
 
         Cancelled half-way, call `stop`.
         """
-        self._tasks.append(asyncio.create_task(self._follow(), name="metadata-follow"))
-        registration = BrokerRegistration(self.broker_id, tuple(endpoints), self._config.rack)
-        self.broker_epoch = await self._store.register(registration)
-        self._controller_epoch = epoch = await self._store.elect(self.broker_id)
-        if epoch is None:
-            raise StorageError("another broker is controller of this metadata store, which serves one broker only")
-        await self._wait_applied(await self._store.end())
-        await self._write(await self._first_changes(registration, epoch))
-        self._tasks.append(asyncio.create_task(self._own(), name="controller"))
+        self._spawn(self._follow(), "metadata-follow")
+        self._spawn(self._writer.run(), "metadata-write")
+        await self._member.join(BrokerRegistration(self.broker_id, tuple(endpoints), self._config.rack))
+        self._spawn(self._member.run(), "membership")
+        self._spawn(self._keep_leaders_even(), "leader-rebalance")
+        if self._liveness is not None:
+            self._spawn(self._liveness.run(), "liveness")
+        await self._view.wait_for(self._has_this_broker)
 
-    async def _first_changes(self, registration: BrokerRegistration, epoch: int) -> list[Change]:
-        """Who writes from now on, and which of the known brokers are really there."""
-        changes: list[Change] = [] if self.image.cluster_id else [ClusterCreated(_new_cluster_id())]
-        changes.append(ControllerChanged(self.broker_id, epoch))
-        changes.append(BrokerRegistered(self.broker_id, self.broker_epoch, registration.endpoints, registration.rack))
-        async with contextlib.aclosing(self._store.membership()) as memberships:
-            membership = await anext(memberships)
-        there = {member.registration.broker_id for member in membership.members}
-        changes.extend(
-            BrokerFenced(broker.broker_id, broker.broker_epoch, fenced=True)
-            for broker in self.image.live_brokers
-            if broker.broker_id not in there
-        )
-        return changes
+    def _has_this_broker(self, image: ClusterImage) -> bool:
+        broker = image.brokers.get(self.broker_id)
+        return broker is not None and broker.broker_epoch == self.broker_epoch and not broker.fenced
 
     async def stop(self) -> None:
         """End the tasks and the session; whoever still waits for a change gets NOT_CONTROLLER."""
-        self._controller_epoch = None
         for task in self._tasks:
             task.cancel()
         for task in self._tasks:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
         self._tasks.clear()
-        while not self._requests.empty():
-            _fail(self._requests.get_nowait(), _not_controller())
-        self._fail_waiters(_not_controller())
+        await self._member.stop()
+        self._writer.end()
+        self._view.fail(not_controller())
+        await self._channel.close()
+        await self._forwarding.close()
         await self._store.close()
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        self._tasks.append(asyncio.create_task(work, name=name))
+
+    async def _follow(self) -> None:
+        await self._view.follow()
+        if self._view.failure is not None:
+            self._writer.end("the metadata log cannot be followed")
+            self.on_fatal(self._view.failure.message)
+
+    async def _keep_leaders_even(self) -> None:
+        """As controller, give leadership back to preferred leaders from time to time."""
+        while True:
+            await self._clock.sleep(self._config.get_int("leader.imbalance.check.interval.seconds"))
+            if not self.is_controller or not self._config.get_bool("auto.leader.rebalance.enable"):
+                continue
+            try:
+                moved = await self.rebalance_leaders()
+            except ApiError as error:
+                logger.warning("leadership could not be given back: %s", error)
+            else:
+                if moved:
+                    logger.info("%d preferred leaders lead again", moved)
 
     # --- following ----------------------------------------------------------------------------------------------------
 
     def on_image(self, listener: ImageListener) -> Callable[[], None]:
         """Call `listener(old, new, changes)` for every delta from now on; returns what ends that."""
-        self._listeners.append(listener)
-        return lambda: self._listeners.remove(listener)
+        return self._view.on_image(listener)
 
-    async def _follow(self) -> None:
-        try:
-            async for index, data in self._store.follow(self.image.index):
-                self._apply(index, decode(data))
-        except Exception as error:  # the root of the task
-            # A log that cannot be read or folded ends this broker's part in the cluster: it may not guess.
-            logger.critical("the metadata log cannot be followed", exc_info=True)
-            self._failure = ApiError(ErrorCode.KAFKA_STORAGE_ERROR, f"the metadata log cannot be followed: {error}")
-            self._controller_epoch = None
-            self._fail_waiters(self._failure)
+    async def wait_for_image(self, predicate: Callable[[ClusterImage], bool], timeout_s: float) -> None:
+        """Return once `predicate(image)` holds; ApiError REQUEST_TIMED_OUT."""
+        await self._view.wait_for(predicate, timeout_s)
 
-    def _apply(self, index: int, changes: ChangeSet) -> None:
-        old = self.image
-        self.image = new = old.apply(changes, index)
+    def _image_changed(self, old: ClusterImage, new: ClusterImage, _changes: ChangeSet) -> None:
         if old.configs is not new.configs:
             self._take_dynamic_settings()
-        for listener in tuple(self._listeners):
-            try:
-                listener(old, new, changes)
-            except Exception:  # a listener that fails must not stop the log for the others
-                logger.exception("a listener failed on metadata delta %d", index)
-        for waiter in self._applied.pop(index, ()):
-            if not waiter.done():
-                waiter.set_result(None)
 
     def _take_dynamic_settings(self) -> None:
         kind = ResourceType.BROKER
@@ -190,104 +230,14 @@ class Controller:
             self._dynamic_settings = layers
             self._config.apply_dynamic(*layers)
 
-    async def _wait_applied(self, index: int) -> None:
-        if self._failure is not None:
-            raise self._failure
-        if self.image.index < index:
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._applied.setdefault(index, []).append(waiter)
-            await waiter
-
-    def _fail_waiters(self, error: MillraceError) -> None:
-        for waiters in self._applied.values():
-            for waiter in waiters:
-                if not waiter.done():
-                    waiter.set_exception(error)
-        self._applied.clear()
-
-    # --- writing ------------------------------------------------------------------------------------------------------
+    # --- on the controller: what clients ask for ----------------------------------------------------------------------
 
     async def change(self, plan: Callable[[ClusterImage], Plan[T]]) -> T:
         """Plan against the newest image, write what comes out, and return the results once the image has it.
 
         Cancelled, the change may still happen. ApiError NOT_CONTROLLER where this broker may not write.
         """
-        if not self.is_controller:
-            raise _not_controller()
-        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        await self._requests.put(_Request(plan, answer))
-        if not self.is_controller:  # stopped while the queue was full: nobody will look into it again
-            raise _not_controller()
-        return await answer
-
-    async def _own(self) -> None:
-        while True:
-            batch = [await self._requests.get()]
-            while len(batch) < MAX_CHANGES_PER_DELTA and not self._requests.empty():
-                batch.append(self._requests.get_nowait())
-            try:
-                await self._change_together(batch)
-            except BaseException:
-                for request in batch:
-                    _fail(request, _not_controller())
-                raise
-
-    async def _change_together(self, batch: list[_Request]) -> None:
-        planned: list[tuple[_Request, Any]] = []
-        changes: list[Change] = []
-        image = self.image
-        for request in batch:
-            try:
-                plan = request.plan(image)
-                if plan.changes:
-                    image = image.apply(plan.changes)
-                    changes.extend(plan.changes)
-                planned.append((request, plan.results))
-            except ApiError as error:
-                _fail(request, error)
-            except Exception:  # a bug in one plan must not take the controller down
-                logger.exception("a change could not be planned")
-                _fail(request, ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, "the change could not be planned"))
-        try:
-            if changes:
-                await self._write(changes)
-        except MillraceError as error:
-            for request, _ in planned:
-                _fail(request, error if isinstance(error, ApiError) else _not_controller())
-            return
-        for request, results in planned:
-            if not request.answer.done():
-                request.answer.set_result(results)
-
-    async def _write(self, changes: Sequence[Change]) -> None:
-        epoch = self._controller_epoch
-        if epoch is None:
-            raise _not_controller()
-        try:
-            index = await self._store.append(encode(changes), epoch)
-        except Fenced as error:
-            logger.warning("no longer controller: %s", error)
-            self._controller_epoch = None
-            raise _not_controller() from error
-        except StorageError as error:
-            logger.error("a metadata change could not be written: %s", error)  # noqa: TRY400 - the text says it all
-            raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, "the change could not be written") from error
-        await self._wait_applied(index)
-        await self._snapshot_if_due()
-
-    async def _snapshot_if_due(self) -> None:
-        image, epoch = self.image, self._controller_epoch
-        if epoch is None or image.index - self._snapshot_index < self._deltas_per_snapshot:
-            return
-        try:
-            await self._store.write_snapshot(Snapshot(image.index, encode(image.as_changes())), epoch)
-            self._snapshot_index = image.index
-        except (Fenced, StorageError) as error:
-            # The deltas are still there; only the next start is slower.
-            logger.warning("no metadata snapshot at delta %d: %s", image.index, error)
-            self._snapshot_index = image.index
-
-    # --- what can be asked --------------------------------------------------------------------------------------------
+        return await self._writer.change(plan)
 
     async def create_topics(self, topics: Sequence[NewTopic], *, validate_only: bool = False) -> list[TopicOutcome]:
         """Create topics, or say what would happen; one outcome each, in order."""
@@ -307,15 +257,191 @@ class Controller:
         self, alterations: Sequence[ConfigAlteration], *, validate_only: bool = False
     ) -> list[ApiError | None]:
         """Change settings, step by step or all at once (`replace_all`); an error or None each, in order."""
-        return await self._do(
+        results = await self._do(
             lambda image: planning.plan_alter_configs(image, alterations, self._config), validate_only
         )
+        if not validate_only and any(_may_allow_unclean(alteration) for alteration in alterations):
+            await self.change(lambda image: plan_unclean(image, unclean_topics(image, self._config)))
+        return results
+
+    async def elect_leaders(
+        self, kind: ElectionKind, partitions: Sequence[TopicPartition] | None
+    ) -> list[tuple[TopicPartition, ApiError | None]]:
+        """Elect preferred or unclean leaders, of all partitions that need it if None is given; see `elections`."""
+        return await self.change(lambda image: plan_elections(image, kind, partitions))
+
+    async def alter_reassignments(
+        self, items: Sequence[Reassignment], *, allow_replication_factor_change: bool = True
+    ) -> list[ApiError | None]:
+        """Begin or take back moves of replicas; an error or None each, in order."""
+        return await self.change(
+            lambda image: plan_reassignments(
+                image,
+                items,
+                allow_replication_factor_change=allow_replication_factor_change,
+                allows_unclean=unclean_topics(image, self._config),
+            )
+        )
+
+    async def unregister_broker(self, broker_id: int) -> None:
+        """Forget a broker that is gone for good; ApiError for one that is not known or that is alive."""
+
+        def plan(image: ClusterImage) -> Plan[None]:
+            if broker_id not in image.brokers:
+                raise ApiError(ErrorCode.BROKER_ID_NOT_REGISTERED, f"there is no broker {broker_id}")
+            if image.is_live(broker_id) or self._is_registered(broker_id):
+                text = f"broker {broker_id} is alive: stop it first"
+                raise ApiError(ErrorCode.INVALID_REQUEST, text)
+            return Plan(None, (BrokerUnregistered(broker_id),))
+
+        await self.change(plan)
+
+    def _is_registered(self, broker_id: int) -> bool:
+        membership = self._member.membership
+        return membership is not None and any(m.registration.broker_id == broker_id for m in membership.members)
+
+    async def rebalance_leaders(self) -> int:
+        """Give leadership back to every preferred leader that can take it; returns how many did."""
+        return await self.change(plan_rebalance)
+
+    async def _do(self, plan: Callable[[ClusterImage], Plan[T]], validate_only: bool) -> T:
+        if validate_only:
+            if not self.is_controller:
+                raise not_controller()
+            return plan(self.image).results
+        return await self.change(plan)
+
+    # --- on the controller: what other brokers ask for ----------------------------------------------------------------
+
+    async def alter_partition(
+        self, broker_id: int, broker_epoch: int, proposals: Sequence[IsrProposal]
+    ) -> list[IsrOutcome]:
+        """Judge ISR proposals of a leader; one outcome each, in order. ApiError STALE_BROKER_EPOCH, NOT_CONTROLLER."""
+
+        def plan(image: ClusterImage) -> Plan[list[IsrOutcome]]:
+            _check_epoch(image, broker_id, broker_epoch)
+            return plan_isr(image, broker_id, proposals, complete=completed)
+
+        return await self.change(plan)
+
+    async def allocate_producer_ids(self, broker_id: int, broker_epoch: int) -> range:
+        """A block of producer ids for a broker. ApiError STALE_BROKER_EPOCH, NOT_CONTROLLER."""
+
+        def plan(image: ClusterImage) -> Plan[range]:
+            _check_epoch(image, broker_id, broker_epoch)
+            return planning.plan_producer_ids(image, broker_id)
+
+        return await self.change(plan)
+
+    async def heartbeat(self, broker_id: int, broker_epoch: int, *, want_shut_down: bool = False) -> HeartbeatAnswer:
+        """Answer a BrokerHeartbeat, which means one of two things.
+
+        With `want_shut_down` the broker asks the controller to be fenced: its leaderships have moved when the answer
+        comes. ApiError STALE_BROKER_EPOCH, NOT_CONTROLLER. Without, it is a probe: the sender says whom it believes to
+        talk to, and the answer is whether this is that incarnation and means to stay.
+        """
+        if want_shut_down:
+            await self._fence(broker_id, broker_epoch)
+            return HeartbeatAnswer(ErrorCode.NONE, is_fenced=True, should_shut_down=True)
+        if (broker_id, broker_epoch) != (self.broker_id, self.broker_epoch):
+            return HeartbeatAnswer(ErrorCode.STALE_BROKER_EPOCH)
+        if self._member.leaving:
+            return HeartbeatAnswer(ErrorCode.BROKER_NOT_AVAILABLE)
+        return HeartbeatAnswer(ErrorCode.NONE, is_fenced=not self.image.is_live(broker_id))
+
+    async def _fence(self, broker_id: int, broker_epoch: int) -> None:
+        def plan(image: ClusterImage) -> Plan[None]:
+            _check_epoch(image, broker_id, broker_epoch)
+            return plan_brokers(
+                image, fence={broker_id: broker_epoch}, allows_unclean=unclean_topics(image, self._config)
+            )
+
+        await self.change(plan)
+
+    # --- on every broker: what it needs itself ------------------------------------------------------------------------
+
+    async def propose_isr(self, proposals: Sequence[IsrProposal]) -> list[ErrorCode]:
+        """Ask the controller for new ISRs; a code each, in order, once this broker's image has what was accepted.
+
+        NEW_LEADER_ELECTED means accepted, and that another broker leads now. ApiError when the controller cannot be
+        reached for the time being. Cancelled or failed, the proposals may still be accepted: the image will tell.
+        """
+        outcomes = await persist(lambda left_s: self._propose(proposals, left_s), clock=self._clock)
+        return [outcome.error for outcome in outcomes]
+
+    async def _propose(self, proposals: Sequence[IsrProposal], left_s: float) -> list[IsrOutcome]:
+        if self.is_controller:
+            judged = self.alter_partition(self.broker_id, self.broker_epoch, proposals)
+            return await within(self._clock, judged, left_s)
+        deadline_s = self._clock.monotonic() + left_s
+        request = _alter_partition_request(self.broker_id, self.broker_epoch, proposals)
+        response = await self._channel.request(request, ALTER_PARTITION_VERSION, left_s)
+        _raise_for(response.error_code)
+        answers = {
+            (topic.topic_id, partition.partition_index): partition
+            for topic in response.topics
+            for partition in topic.partitions
+        }
+        outcomes = []
+        for proposal in proposals:
+            answer = answers.get((proposal.topic_id, proposal.index))
+            if answer is None:
+                outcomes.append(IsrOutcome(ErrorCode.UNKNOWN_SERVER_ERROR))
+                continue
+            code = ErrorCode(answer.error_code)
+            outcomes.append(IsrOutcome(code))
+            if code in {ErrorCode.NONE, ErrorCode.NEW_LEADER_ELECTED}:
+                # An accepted proposal that changed nothing has left the epoch where it was.
+                epoch = max(answer.partition_epoch, proposal.partition_epoch + (code is not ErrorCode.NONE))
+                left_s = max(deadline_s - self._clock.monotonic(), 0.001)
+                await self._view.wait_for(_reached(proposal, epoch), left_s)
+        return outcomes
+
+    async def next_producer_id_block(self) -> range:
+        """A block of producer ids that nobody else ever gets; a failed or cancelled call may waste one."""
+        return await persist(self._next_block, clock=self._clock)
+
+    async def _next_block(self, left_s: float) -> range:
+        if self.is_controller:
+            return await within(self._clock, self.allocate_producer_ids(self.broker_id, self.broker_epoch), left_s)
+        request = AllocateProducerIdsRequest(broker_id=self.broker_id, broker_epoch=self.broker_epoch)
+        response = await self._channel.request(request, ALLOCATE_PRODUCER_IDS_VERSION, left_s)
+        _raise_for(response.error_code)
+        return range(response.producer_id_start, response.producer_id_start + response.producer_id_len)
 
     async def ensure_topics(self, names: Sequence[str]) -> list[TopicOutcome]:
-        """Create those of `names` that are missing, as auto-creation does; one outcome each, in order."""
+        """Create those of `names` that are missing, as auto-creation does; one outcome each, in order.
+
+        The topics without an error are in this broker's image when it returns.
+        """
         if all(name in self.image.topics for name in names):
             return planning.plan_ensure_topics(self.image, names, self._config).results
-        return await self.change(lambda image: planning.plan_ensure_topics(image, names, self._config))
+        return await persist(lambda left_s: self._ensure(names, left_s), clock=self._clock)
+
+    async def _ensure(self, names: Sequence[str], left_s: float) -> list[TopicOutcome]:
+        if self.is_controller:
+            made = self.change(lambda image: planning.plan_ensure_topics(image, names, self._config))
+            return await within(self._clock, made, left_s)
+        image = self.image
+        missing = [name for name in dict.fromkeys(names) if name not in image.topics]
+        deadline_s = self._clock.monotonic() + left_s
+        request = _create_topics_request([planning.auto_created_topic(name, image, self._config) for name in missing])
+        response = await self._channel.request(request, CREATE_TOPICS_VERSION, left_s)
+        failed: dict[str, ApiError] = {}
+        for result in response.topics:
+            code = ErrorCode(result.error_code)
+            if code in RETRIABLE:
+                raise ApiError(code, result.error_message or "")
+            # Another broker may have been first, which is as good.
+            if code not in {ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS}:
+                failed[result.name] = ApiError(code, result.error_message or "")
+        expected = [name for name in missing if name not in failed]
+        left_s = max(deadline_s - self._clock.monotonic(), 0.001)
+        await self._view.wait_for(lambda image: all(name in image.topics for name in expected), left_s)
+        return [
+            TopicOutcome(name, failed[name]) if name in failed else _outcome(name, self.image.topic(name))
+            for name in names
+        ]
 
     async def ensure_internal_topic(self, name: str) -> TopicImage:
         """The internal topic `name`, created now if it is missing; ApiError where it cannot be."""
@@ -325,30 +451,127 @@ class Controller:
             raise outcome.error or ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{name} was deleted meanwhile")
         return topic
 
-    async def next_producer_id_block(self) -> range:
-        """A block of producer ids that nobody else ever gets."""
-        return await self.change(lambda image: planning.plan_producer_ids(image, self.broker_id))
+    async def leave(self) -> None:
+        """Controlled shutdown: have this broker fenced, so that its leaderships have moved before it stops.
 
-    async def _do(self, plan: Callable[[ClusterImage], Plan[T]], validate_only: bool) -> T:
-        if validate_only:
-            if not self.is_controller:
-                raise _not_controller()
-            return plan(self.image).results
-        return await self.change(plan)
+        Returns when this broker's image says so, when there is nobody to move anything to, or after a few seconds:
+        a stop must not hang on others. From now on the broker stands for no election and answers probes with "going".
+        """
+        self._member.leaving = True
+        others = [broker for broker in self.image.live_brokers if broker.broker_id != self.broker_id]
+        if not others or not self.image.is_live(self.broker_id):
+            return
+        try:
+            await persist(self._leave, clock=self._clock, timeout_s=LEAVE_TIMEOUT_S)
+            await self._view.wait_for(lambda image: not image.is_live(self.broker_id), LEAVE_TIMEOUT_S)
+        except ApiError as error:
+            logger.warning("leadership could not be moved before the stop: %s", error)
+
+    async def _leave(self, left_s: float) -> None:
+        if self.is_controller:
+            await within(self._clock, self._fence(self.broker_id, self.broker_epoch), left_s)
+            return
+        request = BrokerHeartbeatRequest(
+            broker_id=self.broker_id,
+            broker_epoch=self.broker_epoch,
+            current_metadata_offset=self.image.index,
+            want_shut_down=True,
+        )
+        response = await self._channel.request(request, HEARTBEAT_VERSION, left_s)
+        _raise_for(response.error_code)
+
+    async def forward(self, message: Request, version: int, timeout_ms: int) -> Any:
+        """Send a request as it is to the controller and return its response.
+
+        It is sent at most once: tried again is only the way there. ApiError NOT_CONTROLLER where this broker is the
+        controller meanwhile.
+        """
+
+        async def attempt(left_s: float) -> Any:
+            if self.is_controller:
+                raise ApiError(ErrorCode.NOT_CONTROLLER, "this broker is the controller now")
+            return await self._forwarding.request(message, version, left_s)
+
+        return await persist(
+            attempt,
+            clock=self._clock,
+            timeout_s=timeout_ms / 1000,
+            may_repeat=lambda error: isinstance(error, Unsent),
+        )
+
+    def suspect(self, broker_id: int) -> None:
+        """A hint that somebody was refused a connection by that broker: it is looked at now, not at the next turn."""
+        if self._liveness is not None:
+            self._liveness.suspect(broker_id)
 
 
-def _not_controller() -> ApiError:
-    return ApiError(ErrorCode.NOT_CONTROLLER, "this broker is not the controller")
+def _check_epoch(image: ClusterImage, broker_id: int, broker_epoch: int) -> None:
+    broker = image.brokers.get(broker_id)
+    if broker is None or broker.broker_epoch != broker_epoch:
+        raise ApiError(ErrorCode.STALE_BROKER_EPOCH, f"broker {broker_id} has another epoch than {broker_epoch}")
 
 
-def _fail(request: _Request, error: MillraceError) -> None:
-    if not request.answer.done():
-        request.answer.set_exception(error)
+def _raise_for(error_code: int) -> None:
+    if error_code != ErrorCode.NONE:
+        raise ApiError(ErrorCode(error_code), "the controller refused")
 
 
-def _new_cluster_id() -> str:
-    """22 characters, as Kafka writes its ids: base64 of a random UUID that does not begin with a dash."""
-    while True:
-        text = base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode("ascii")
-        if not text.startswith("-"):
-            return text
+def _reached(proposal: IsrProposal, partition_epoch: int) -> Callable[[ClusterImage], bool]:
+    def holds(image: ClusterImage) -> bool:
+        state = image.partition(proposal.topic_id, proposal.index)
+        return state is None or state.partition_epoch >= partition_epoch
+
+    return holds
+
+
+def _alter_partition_request(
+    broker_id: int, broker_epoch: int, proposals: Sequence[IsrProposal]
+) -> AlterPartitionRequest:
+    topics: dict[Any, list[AlterPartitionRequest.PartitionData]] = {}
+    for proposal in proposals:
+        topics.setdefault(proposal.topic_id, []).append(
+            AlterPartitionRequest.PartitionData(
+                partition_index=proposal.index,
+                leader_epoch=proposal.leader_epoch,
+                partition_epoch=proposal.partition_epoch,
+                new_isr_with_epochs=[
+                    AlterPartitionRequest.BrokerState(broker_id=member, broker_epoch=epoch)
+                    for member, epoch in proposal.isr
+                ],
+            )
+        )
+    return AlterPartitionRequest(
+        broker_id=broker_id,
+        broker_epoch=broker_epoch,
+        topics=[
+            AlterPartitionRequest.TopicData(topic_id=topic_id, partitions=partitions)
+            for topic_id, partitions in topics.items()
+        ],
+    )
+
+
+def _create_topics_request(topics: Sequence[NewTopic]) -> CreateTopicsRequest:
+    return CreateTopicsRequest(
+        topics=[
+            CreateTopicsRequest.CreatableTopic(
+                name=topic.name,
+                num_partitions=topic.num_partitions,
+                replication_factor=topic.replication_factor,
+                configs=[
+                    CreateTopicsRequest.CreatableTopicConfig(name=name, value=value) for name, value in topic.configs
+                ],
+            )
+            for topic in topics
+        ]
+    )
+
+
+def _outcome(name: str, topic: TopicImage | None) -> TopicOutcome:
+    if topic is None:  # deleted in the moment it came
+        error = ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{name} was deleted meanwhile")
+        return TopicOutcome(name, error)
+    return TopicOutcome(name, None, topic.topic_id, len(topic.partitions), topic.replication_factor)
+
+
+def _may_allow_unclean(alteration: ConfigAlteration) -> bool:
+    return any(name == "unclean.leader.election.enable" for name, _, _ in alteration.operations)

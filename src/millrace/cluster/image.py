@@ -164,6 +164,31 @@ class ClusterImage:
         """The settings given to the topic itself."""
         return self.config(ResourceType.TOPIC, name)
 
+    def partition(self, topic_id: uuid.UUID, index: int) -> PartitionState | None:
+        """One partition, or None where there is no such topic or no such number in it."""
+        topic = self.topics_by_id.get(topic_id)
+        if topic is None or not 0 <= index < len(topic.partitions):
+            return None
+        return topic.partitions[index]
+
+    def partitions(self) -> Iterator[tuple[TopicImage, int, PartitionState]]:
+        """Every partition of every topic."""
+        for topic in self.topics.values():
+            for index, state in enumerate(topic.partitions):
+                yield topic, index, state
+
+    def led_by(self, broker_id: int) -> Iterator[tuple[TopicImage, int, PartitionState]]:
+        """The partitions that a broker leads; a look at all of them, milliseconds for thousands."""
+        return (item for item in self.partitions() if item[2].leader == broker_id)
+
+    def in_sync_on(self, broker_id: int) -> Iterator[tuple[TopicImage, int, PartitionState]]:
+        """The partitions that have a broker in their ISR."""
+        return (item for item in self.partitions() if broker_id in item[2].isr)
+
+    def held_by(self, broker_id: int) -> Iterator[tuple[TopicImage, int, PartitionState]]:
+        """The partitions that have a replica on a broker."""
+        return (item for item in self.partitions() if broker_id in item[2].replicas)
+
     @property
     def live_brokers(self) -> tuple[BrokerImage, ...]:
         """Every broker that is not fenced, by id."""
@@ -201,6 +226,57 @@ class ClusterImage:
         )
 
 
+def changes_between(old: ClusterImage, new: ClusterImage) -> ChangeSet:
+    """Changes that turn `old` into `new`: what happened, for a follower that missed how."""
+    changes: list[Change] = []
+    if old.cluster_id != new.cluster_id:
+        changes.append(ClusterCreated(new.cluster_id))
+    if (old.controller_id, old.controller_epoch) != (new.controller_id, new.controller_epoch):
+        changes.append(ControllerChanged(new.controller_id, new.controller_epoch))
+    changes.extend(BrokerUnregistered(broker_id) for broker_id in old.brokers if broker_id not in new.brokers)
+    changes.extend(
+        BrokerRegistered(broker.broker_id, broker.broker_epoch, broker.endpoints, broker.rack, broker.fenced)
+        for broker in new.brokers.values()
+        if old.brokers.get(broker.broker_id) != broker
+    )
+    changes.extend(
+        TopicDeleted(topic.name, topic.topic_id)
+        for topic in old.topics.values()
+        if topic.topic_id not in new.topics_by_id
+    )
+    for topic in new.topics.values():
+        changes.extend(_topic_changes(old.topics_by_id.get(topic.topic_id), topic))
+    for kind, name in {*old.configs, *new.configs}:
+        # The settings of a deleted topic went with it, whatever has its name now.
+        lost = kind is ResourceType.TOPIC and name in old.topics and _is_another(old.topics[name], new.topics.get(name))
+        before = {} if lost else old.config(kind, name)
+        after = new.config(kind, name)
+        values = tuple((key, after.get(key)) for key in {*before, *after} if before.get(key) != after.get(key))
+        if values:
+            changes.append(ConfigChanged(kind, name, values))
+    if old.next_producer_id != new.next_producer_id:
+        changes.append(ProducerIdsAllocated(-1, new.next_producer_id, 0))
+    return tuple(changes)
+
+
+def _is_another(old: TopicImage, new: TopicImage | None) -> bool:
+    return new is None or new.topic_id != old.topic_id
+
+
+def _topic_changes(old: TopicImage | None, new: TopicImage) -> Iterator[Change]:
+    if old is None:
+        yield TopicCreated(new.name, new.topic_id, new.partitions)
+        return
+    if old is new:
+        return
+    for index, (before, after) in enumerate(zip(old.partitions, new.partitions, strict=False)):
+        if before != after:
+            yield PartitionChanged(new.topic_id, index, after)
+    added = new.partitions[len(old.partitions) :]
+    if added:
+        yield PartitionsAdded(new.topic_id, added)
+
+
 _NO_CONFIG: Final[Mapping[str, str]] = {}
 
 
@@ -219,10 +295,14 @@ class _Edit:
         self.topics: dict[str, TopicImage | None] = {}
         self.ids: dict[uuid.UUID, TopicImage | None] = {}
         self.configs: dict[tuple[ResourceType, str], Mapping[str, str] | None] = {}
+        self.partitions: dict[uuid.UUID, list[PartitionState]] = {}
+        """Topics with changed partitions. A failover changes thousands of one topic: they are copied once."""
         self.metric_names: dict[str, str | None] = {}
 
     def finish(self, index: int) -> ClusterImage:
         image = self.image
+        for topic_id in tuple(self.partitions):
+            self.put_topic(self.topic_by_id(topic_id))
         if self.brokers is not None:
             self.values["brokers"] = self.brokers
         return replace(
@@ -243,7 +323,8 @@ class _Edit:
         topic = self.ids[topic_id] if topic_id in self.ids else self.image.topics_by_id.get(topic_id)
         if topic is None:
             raise StorageError(f"the metadata log changes topic {topic_id}, which does not exist")
-        return topic
+        changed = self.partitions.pop(topic_id, None)
+        return topic if changed is None else replace(topic, partitions=tuple(changed))
 
     def has_topic(self, name: str) -> bool:
         return self.topics[name] is not None if name in self.topics else name in self.image.topics
@@ -299,12 +380,14 @@ class _Edit:
         self.put_topic(replace(topic, partitions=topic.partitions + change.partitions))
 
     def partition_changed(self, change: PartitionChanged) -> None:
-        topic = self.topic_by_id(change.topic_id)
-        if not 0 <= change.index < len(topic.partitions):
-            raise StorageError(f"the metadata log changes {topic.name}-{change.index}, which does not exist")
-        partitions = list(topic.partitions)
+        partitions = self.partitions.get(change.topic_id)
+        if partitions is None:
+            partitions = self.partitions[change.topic_id] = list(self.topic_by_id(change.topic_id).partitions)
+        if not 0 <= change.index < len(partitions):
+            raise StorageError(
+                f"the metadata log changes partition {change.index} of topic {change.topic_id}, which does not exist"
+            )
         partitions[change.index] = change.state
-        self.put_topic(replace(topic, partitions=tuple(partitions)))
 
     def config_changed(self, change: ConfigChanged) -> None:
         key = (change.resource_type, change.name)

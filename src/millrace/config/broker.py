@@ -60,6 +60,8 @@ class BrokerConfig:
             self.get_list("listeners"), self.get_str("listener.security.protocol.map"), "listeners"
         )
         self.advertised_listeners: tuple[Listener, ...] = self._advertised()
+        self.inter_broker_listener: str = self._inter_broker_listener()
+        """The name of the listener through which brokers reach each other: the first one unless told otherwise."""
 
     @classmethod
     def load(
@@ -93,6 +95,14 @@ class BrokerConfig:
                 raise ConfigError(f"advertised.listeners: {listener} is not an address a client can connect to")
         told = {listener.name: listener for listener in advertised}
         return tuple(told.get(listener.name, listener) for listener in self.listeners)
+
+    def _inter_broker_listener(self) -> str:
+        name = self.get("inter.broker.listener.name")
+        if name is None:
+            return self.listeners[0].name
+        if all(listener.name != name for listener in self.listeners):
+            raise ConfigError(f"inter.broker.listener.name: {name} is not a name in listeners")
+        return str(name)
 
     # Lookups. `get` is the general one; the others say the type for the reader and for mypy.
 

@@ -46,4 +46,5 @@ def _listed() -> list[ApiVersionsResponse.ApiVersion]:
             api_key=served.key, min_version=served.advertised_min, max_version=served.max_version
         )
         for served in registry.served()
+        if not served.internal
     ]

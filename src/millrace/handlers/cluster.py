@@ -284,7 +284,7 @@ class _Page:
         image = self._context.broker.image
         leader = state.leader if image.is_live(state.leader) else NO_BROKER
         return DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponsePartition(
-            error_code=ErrorCode.NONE if leader == state.leader else ErrorCode.LEADER_NOT_AVAILABLE,
+            error_code=ErrorCode.LEADER_NOT_AVAILABLE if leader == NO_BROKER else ErrorCode.NONE,
             partition_index=index,
             leader_id=leader,
             leader_epoch=state.leader_epoch,

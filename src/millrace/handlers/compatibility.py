@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterable, Mapping
+from typing import Final
 
 from millrace.handlers import registry
 from millrace.wire.keys import ApiKey
@@ -17,12 +19,28 @@ Kafka 4.3: "Kafka" is the range of versions its brokers speak, "millrace" the ra
 """
 
 
+_BETWEEN_BROKERS: Final = frozenset({ApiKey.ALTER_PARTITION, ApiKey.BROKER_HEARTBEAT, ApiKey.ALLOCATE_PRODUCER_IDS})
+"""Declared, and nothing for clients: a table of their own."""
+
+
 def compatibility_markdown() -> str:
     """The whole page."""
     apis = registry.load()
-    lines = [_HEAD, f"{len(apis)} of {len(PLACES)} client-facing API keys are served.\n\n"]
-    lines.append("| key | API | Kafka | millrace |\n|---|---|---|---|\n")
-    for key in sorted(PLACES):
+    facing = [key for key in sorted(PLACES) if key not in _BETWEEN_BROKERS]
+    served = sum(key in apis for key in facing)
+    lines = [_HEAD, f"{served} of {len(facing)} client-facing API keys are served.\n\n"]
+    lines += _table(facing, apis)
+    lines.append("\nBetween brokers, and not named in ApiVersions:\n\n")
+    lines += _table(sorted(_BETWEEN_BROKERS), apis)
+    for each in registry.served():
+        lines.append(f"\n## {PLACES[ApiKey(each.key)].name}\n\n")
+        lines.append(f"{inspect.cleandoc(each.doc)}\n")
+    return "".join(lines)
+
+
+def _table(keys: Iterable[ApiKey], apis: Mapping[int, registry.Api]) -> list[str]:
+    lines = ["| key | API | Kafka | millrace |\n|---|---|---|---|\n"]
+    for key in keys:
         request = request_class(key)
         name = PLACES[key].name
         kafka = _versions(request.min_version, request.max_version)
@@ -30,10 +48,7 @@ def compatibility_markdown() -> str:
         ours = _versions(served.min_version, served.max_version) if served else "-"
         link = f"[{name}](#{name.lower()})" if served else name
         lines.append(f"| {int(key)} | {link} | {kafka} | {ours} |\n")
-    for served in registry.served():
-        lines.append(f"\n## {PLACES[ApiKey(served.key)].name}\n\n")
-        lines.append(f"{inspect.cleandoc(served.doc)}\n")
-    return "".join(lines)
+    return lines
 
 
 def _versions(low: int, high: int) -> str:

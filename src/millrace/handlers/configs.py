@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
+from millrace.cluster.image import ClusterImage
 from millrace.cluster.planning import AlterOp, ConfigAlteration
 from millrace.config import (
     ConfigEntry,
@@ -23,6 +24,7 @@ from millrace.config import (
 )
 from millrace.errors import ApiError, ErrorCode
 from millrace.handlers.context import RequestContext
+from millrace.handlers.forwarding import on_controller
 from millrace.handlers.registry import api
 from millrace.metadata.deltas import ResourceType
 from millrace.model import invalid_topic_name_reason
@@ -135,15 +137,15 @@ def _check_own_id(context: RequestContext, name: str) -> None:
         raise ApiError(ErrorCode.INVALID_REQUEST, f"this is broker {own}, the request is for {name[:20]!r}")
 
 
-@api(ApiKey.ALTER_CONFIGS, AlterConfigsRequest, "0-2")
-async def alter_configs(context: RequestContext, request: AlterConfigsRequest) -> AlterConfigsResponse:
-    """Replace all settings of resources: what is not named goes back to its default. Superseded by the next one.
+def _refuse_alter(_context: RequestContext, request: AlterConfigsRequest, error: ApiError) -> AlterConfigsResponse:
+    alterations = _replacements(request)
+    return AlterConfigsResponse(
+        responses=_responses(AlterConfigsResponse.AlterConfigsResourceResponse, alterations, [error] * len(alterations))
+    )
 
-    A resource fails as a whole or not at all; `validate_only` changes nothing.
 
-    Not done: authorization, alter.config.policy.class.name. Broker loggers are refused, as in Kafka.
-    """
-    alterations = [
+def _replacements(request: AlterConfigsRequest) -> list[ConfigAlteration]:
+    return [
         ConfigAlteration(
             resource.resource_type,
             resource.resource_name,
@@ -152,10 +154,31 @@ async def alter_configs(context: RequestContext, request: AlterConfigsRequest) -
         )
         for resource in request.resources
     ]
-    errors = await _alter(context, alterations, validate_only=request.validate_only)
+
+
+def _are_replaced(
+    request: AlterConfigsRequest, response: AlterConfigsResponse
+) -> Callable[[ClusterImage], bool] | None:
+    return None if request.validate_only else _shows(_replacements(request), response.responses)
+
+
+@api(ApiKey.ALTER_CONFIGS, AlterConfigsRequest, "0-2")
+@on_controller(_refuse_alter, settled=_are_replaced)
+async def alter_configs(context: RequestContext, request: AlterConfigsRequest) -> AlterConfigsResponse:
+    """Replace all settings of resources: what is not named goes back to its default. Superseded by the next one.
+
+    A resource fails as a whole or not at all; `validate_only` changes nothing.
+
+    Not done: authorization, alter.config.policy.class.name. Broker loggers are refused, as in Kafka.
+    """
+    alterations = _replacements(request)
+    errors = await context.broker.controller.alter_configs(alterations, validate_only=request.validate_only)
     return AlterConfigsResponse(
         responses=_responses(AlterConfigsResponse.AlterConfigsResourceResponse, alterations, errors)
     )
+
+
+_IncrementalResult = IncrementalAlterConfigsResponse.AlterConfigsResourceResponse
 
 
 @api(ApiKey.INCREMENTAL_ALTER_CONFIGS, IncrementalAlterConfigsRequest, "0-1")
@@ -166,44 +189,76 @@ async def incremental_alter_configs(
 
     Append and subtract work on lists, starting from the default where nothing is set. A resource fails as a whole or
     not at all; `validate_only` changes nothing. Settings of topics, groups, client-metrics subscriptions, one broker
-    or all of them ('') are metadata; the levels of broker loggers hold until the broker stops.
+    or all of them ('') are metadata, and any broker takes them; the levels of broker loggers hold until the broker
+    stops, and only it can be asked to change them.
 
     Not done: authorization, alter.config.policy.class.name.
     """
-    alterations = [
+    answers: list[_IncrementalResult] = []
+    # Levels are this broker's own business; the rest is the controller's.
+    loggers = [each for each in request.resources if each.resource_type == ResourceType.BROKER_LOGGER]
+    others = [each for each in request.resources if each.resource_type != ResourceType.BROKER_LOGGER]
+    for alteration in _alterations(loggers):
+        error = _alter_loggers(context, alteration, validate_only=request.validate_only)
+        answers += _responses(_IncrementalResult, [alteration], [error])
+    if others:
+        rest = IncrementalAlterConfigsRequest(resources=others, validate_only=request.validate_only)
+        answers += (await _alter_settings(context, rest)).responses
+    places = {(each.resource_type, each.resource_name): place for place, each in enumerate(request.resources)}
+    answers.sort(key=lambda answer: places[answer.resource_type, answer.resource_name])
+    return IncrementalAlterConfigsResponse(responses=answers)
+
+
+def _alterations(
+    resources: Sequence[IncrementalAlterConfigsRequest.AlterConfigsResource],
+) -> list[ConfigAlteration]:
+    return [
         ConfigAlteration(
             resource.resource_type,
             resource.resource_name,
             tuple((config.name, config.config_operation, config.value) for config in resource.configs),
         )
-        for resource in request.resources
+        for resource in resources
     ]
-    loggers = [alteration for alteration in alterations if alteration.resource_type == ResourceType.BROKER_LOGGER]
-    others = [alteration for alteration in alterations if alteration.resource_type != ResourceType.BROKER_LOGGER]
-    errors = {
-        id(alteration): _alter_loggers(context, alteration, validate_only=request.validate_only)
-        for alteration in loggers
-    }
-    altered = await _alter(context, others, validate_only=request.validate_only)
-    errors.update((id(alteration), error) for alteration, error in zip(others, altered, strict=True))
+
+
+def _refuse_incremental(
+    _context: RequestContext, request: IncrementalAlterConfigsRequest, error: ApiError
+) -> IncrementalAlterConfigsResponse:
+    alterations = _alterations(request.resources)
     return IncrementalAlterConfigsResponse(
-        responses=_responses(
-            IncrementalAlterConfigsResponse.AlterConfigsResourceResponse,
-            alterations,
-            [errors[id(alteration)] for alteration in alterations],
-        )
+        responses=_responses(_IncrementalResult, alterations, [error] * len(alterations))
     )
 
 
-async def _alter(
-    context: RequestContext, alterations: Sequence[ConfigAlteration], *, validate_only: bool
-) -> Sequence[ApiError | None]:
-    if not alterations:
-        return []
-    try:
-        return await context.broker.controller.alter_configs(alterations, validate_only=validate_only)
-    except ApiError as error:
-        return [error] * len(alterations)
+def _are_altered(
+    request: IncrementalAlterConfigsRequest, response: IncrementalAlterConfigsResponse
+) -> Callable[[ClusterImage], bool] | None:
+    return None if request.validate_only else _shows(_alterations(request.resources), response.responses)
+
+
+@on_controller(_refuse_incremental, settled=_are_altered)
+async def _alter_settings(
+    context: RequestContext, request: IncrementalAlterConfigsRequest
+) -> IncrementalAlterConfigsResponse:
+    alterations = _alterations(request.resources)
+    errors = await context.broker.controller.alter_configs(alterations, validate_only=request.validate_only)
+    return IncrementalAlterConfigsResponse(responses=_responses(_IncrementalResult, alterations, errors))
+
+
+def _shows(alterations: Sequence[ConfigAlteration], answers: Sequence[Any]) -> Callable[[ClusterImage], bool]:
+    """Whether an image has the settings that were set or deleted; what lists were changed by is not told."""
+    failed = {(each.resource_type, each.resource_name) for each in answers if each.error_code != ErrorCode.NONE}
+    expected: dict[tuple[ResourceType, str, str], str | None] = {}
+    for alteration in alterations:
+        if (alteration.resource_type, alteration.name) not in failed:
+            kind = ResourceType(alteration.resource_type)
+            for name, operation, value in alteration.operations:
+                if operation in (AlterOp.SET, AlterOp.DELETE):
+                    expected[kind, alteration.name, name] = value if operation == AlterOp.SET else None
+    return lambda image: all(
+        image.config(kind, resource).get(name) == value for (kind, resource, name), value in expected.items()
+    )
 
 
 def _responses(

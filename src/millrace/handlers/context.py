@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from millrace.storage.logdirs import LogDirs
     from millrace.transactions.producer_ids import ProducerIds
     from millrace.wire.frame import RequestHeader
+
+RACK_AWARE_SELECTOR: Final = "RackAwareReplicaSelector"
+"""The last part of the only `replica.selector.class` that Kafka brings along, besides its default, the leader."""
 
 
 @dataclass(slots=True)
@@ -39,6 +42,11 @@ class Services:
     @property
     def image(self) -> ClusterImage:
         return self.controller.image
+
+    @property
+    def is_rack_aware(self) -> bool:
+        """Whether consumers are sent to in-sync followers in their own rack."""
+        return str(self.config.get("replica.selector.class") or "").endswith(RACK_AWARE_SELECTOR)
 
     @property
     def fetch_max_bytes(self) -> int:

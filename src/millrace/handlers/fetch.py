@@ -1,14 +1,16 @@
-"""Fetch: committed batches out of partitions, as the bytes they are on disk."""
+"""Fetch: batches out of partitions, as the bytes they are on disk; committed ones to consumers, all to followers."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Final
 
 from millrace.errors import ApiError, ErrorCode, MillraceError, code_of
 from millrace.handlers.context import RequestContext
+from millrace.handlers.leaders import leader_hint
 from millrace.handlers.registry import api
+from millrace.storage.log import ReadResult
 from millrace.wire.hot import (
     FETCH_TOPIC_ID_FROM,
     FetchCall,
@@ -23,7 +25,10 @@ from millrace.wire.messages.fetch import FetchRequest
 
 if TYPE_CHECKING:
     from millrace.handlers.fetch_sessions import Fetching, Wanted
-    from millrace.replication.replicas import Replicas
+    from millrace.replication.partition import Partition
+
+FOLLOWERS_SERVE_FROM: Final = 11
+"""Older consumers do not know that a follower may answer them, and take its high watermark for the leader's."""
 
 _Outcome = list[tuple["Wanted", FetchResult]]
 
@@ -36,54 +41,187 @@ def fetch(context: RequestContext, call: FetchCall) -> FetchReply | Coroutine[An
     batch whatever the size limits (KIP-74). A waiting fetch wakes at the first commit that concerns it. Incremental
     sessions (KIP-227) mention only what changed.
 
-    Versions: v12 adds leader-epoch checks; v13 names topics by id; v15 moves the replica id into a tagged field.
+    A follower (a broker of this cluster, in the incarnation that the image knows) also gets what is not committed, and
+    commits by asking for more. It is told where its log diverges (KIP-595), and waits for appends rather than commits.
+    A consumer in the rack of an in-sync follower is sent there, if the broker has a rack-aware `replica.selector.class`
+    (KIP-392); from v11 on a follower serves consumers up to the high watermark it knows. A client that came to a broker
+    which does not lead any more is told who does (KIP-951).
 
-    Not done: followers (a replica id is refused), aborted transactions, preferred read replicas.
+    Versions: v12 adds leader-epoch checks; v13 names topics by id; v15 moves the replica id into a tagged field; v16
+    tells where leaders are.
+
+    Not done: aborted transactions, fetches of followers before v15 (no broker of this cluster sends them).
     """
     try:
-        if call.replica_id >= 0:
-            raise ApiError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "only a broker of the cluster fetches as a replica")
+        reader = _reader(context, call)
         fetching = context.broker.fetch_sessions.begin(
             call, by_topic_id=context.version >= FETCH_TOPIC_ID_FROM, now=context.broker.clock.monotonic()
         )
     except ApiError as error:
         return FetchReply(error.code, 0, [])
-    max_bytes = min(call.max_bytes, context.broker.fetch_max_bytes)
-    outcome, size_bytes, settled = _read_all(context.broker.replicas, fetching.wanted, max_bytes)
+    max_bytes = call.max_bytes if reader.is_replica else min(call.max_bytes, context.broker.fetch_max_bytes)
+    outcome, size_bytes, settled = reader.read_all(fetching.wanted, max_bytes)
     if settled or size_bytes >= call.min_bytes or call.max_wait_ms <= 0 or not fetching.wanted:
         return _reply(fetching, outcome)
-    return _long_poll(context, call, fetching, max_bytes, outcome)
+    return _long_poll(context, call, fetching, max_bytes, outcome, reader)
 
 
-def _read_all(replicas: Replicas, wanted: list[Wanted], max_bytes: int) -> tuple[_Outcome, int, bool]:
-    """Read every wanted partition; the flag says that waiting would not make the answer any better."""
-    outcome: _Outcome = []
-    size_bytes = 0
-    settled = False
-    for item in wanted:
-        try:
-            partition = replicas.find(item.key, item.index)
-            partition.check_leader_epoch(item.current_leader_epoch)
-            committed = partition.committed.offset
-            records: bytes | memoryview = b""
-            if item.fetch_offset != committed and size_bytes < max_bytes:
-                read = partition.read(
-                    item.fetch_offset, min(item.max_bytes, max_bytes - size_bytes), at_least_one=size_bytes == 0
+def _reader(context: RequestContext, call: FetchCall) -> _ConsumerReader | _ReplicaReader:
+    if call.replica_id < 0:
+        return _ConsumerReader(context, call)
+    broker = context.broker.image.brokers.get(call.replica_id)
+    if broker is None or call.replica_epoch < 0:
+        raise ApiError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "only a broker of the cluster fetches as a replica")
+    if call.replica_epoch < broker.broker_epoch:
+        raise ApiError(ErrorCode.STALE_BROKER_EPOCH, f"broker {call.replica_id} was started again since")
+    return _ReplicaReader(context, call)
+
+
+class _ConsumerReader:
+    """Reads what is committed."""
+
+    is_replica = False
+
+    def __init__(self, context: RequestContext, call: FetchCall) -> None:
+        self._context = context
+        self._replicas = context.broker.replicas
+        self._find = self._replicas.find_readable if context.version >= FOLLOWERS_SERVE_FROM else self._replicas.find
+        self._rack = call.rack_id if context.broker.is_rack_aware else ""
+
+    def read_all(self, wanted: list[Wanted], max_bytes: int) -> tuple[_Outcome, int, bool]:
+        """Read every wanted partition; the flag says that waiting would not make the answer any better."""
+        outcome: _Outcome = []
+        size_bytes = 0
+        settled = False
+        find, rack = self._find, self._rack
+        for item in wanted:
+            try:
+                partition = find(item.key, item.index)
+                partition.check_leader_epoch(item.current_leader_epoch)
+                committed = partition.high_watermark.offset if partition.is_open else partition.committed.offset
+                if rack and (nearer := self._nearer(partition, item.fetch_offset)) is not None:
+                    result = FetchResult(item.index, 0, committed, committed, partition.log.start_offset, b"", nearer)
+                    outcome.append((item, result))
+                    settled = True
+                    continue
+                records: bytes | memoryview = b""
+                if item.fetch_offset != committed and size_bytes < max_bytes:
+                    read = partition.read(
+                        item.fetch_offset, min(item.max_bytes, max_bytes - size_bytes), at_least_one=size_bytes == 0
+                    )
+                    records = read.data
+                    size_bytes += len(records)
+                result = FetchResult(item.index, 0, committed, committed, partition.log.start_offset, records)
+            except MillraceError as error:
+                result = _failed(self._context, item, error)
+                settled = True
+            outcome.append((item, result))
+        return outcome, size_bytes, settled
+
+    def _nearer(self, partition: Partition, offset: int) -> int | None:
+        """An in-sync follower in the client's rack that has `offset`, unless this broker is in that rack itself."""
+        broker = self._context.broker
+        if not partition.is_leader or broker.config.rack == self._rack:
+            return None
+        return next(
+            (
+                each
+                for each in sorted(partition.in_step)
+                if broker.image.is_live(each)
+                and broker.image.brokers[each].rack == self._rack
+                and partition.log_end_of(each) >= offset
+            ),
+            None,
+        )
+
+    def watch(self, wanted: list[Wanted], wake: Callable[[], None]) -> Callable[[], None]:
+        """Have `wake` called when something may have been committed; returns what ends that."""
+        marks = self._replicas.watermarks((item.key, item.index) for item in wanted)
+        for mark in marks:
+            mark.watch(wake)
+
+        def unwatch() -> None:
+            for mark in marks:
+                mark.unwatch(wake)
+
+        return unwatch
+
+
+class _ReplicaReader:
+    """Reads for a follower. Its offsets are noted at the first read: what it asks for later in a wait is the same."""
+
+    is_replica = True
+
+    def __init__(self, context: RequestContext, call: FetchCall) -> None:
+        self._context = context
+        self._replicas = context.broker.replicas
+        self._broker_id = call.replica_id
+        self._broker_epoch = call.replica_epoch
+
+    def read_all(self, wanted: list[Wanted], max_bytes: int) -> tuple[_Outcome, int, bool]:
+        """Read every wanted partition; the flag says that waiting would not make the answer any better."""
+        outcome: _Outcome = []
+        size_bytes = 0
+        settled = False
+        for item in wanted:
+            try:
+                partition = self._replicas.find(item.key, item.index)
+                partition.check_leader_epoch(item.current_leader_epoch)
+                room = max(min(item.max_bytes, max_bytes - size_bytes), 0)
+                read = partition.serve_follower(
+                    self._broker_id,
+                    self._broker_epoch,
+                    item.fetch_offset,
+                    item.last_fetched_epoch,
+                    room,
+                    at_least_one=size_bytes == 0,
                 )
-                records = read.data
-                size_bytes += len(records)
-            result = FetchResult(item.index, 0, committed, committed, partition.log.start_offset, records)
-        except MillraceError as error:
-            result = FetchResult(item.index, code_of(error))
-            settled = True
-        outcome.append((item, result))
-    return outcome, size_bytes, settled
+                mark, start = partition.high_watermark.offset, partition.log.start_offset
+                if isinstance(read, ReadResult):
+                    size_bytes += len(read.data)
+                    result = FetchResult(item.index, 0, mark, mark, start, read.data)
+                else:
+                    result = FetchResult(item.index, 0, mark, mark, start, diverging=read)
+                    settled = True
+            except MillraceError as error:
+                result = _failed(self._context, item, error)
+                settled = True
+            outcome.append((item, result))
+        return outcome, size_bytes, settled
+
+    def watch(self, wanted: list[Wanted], wake: Callable[[], None]) -> Callable[[], None]:
+        """Have `wake` called when something was appended; returns what ends that."""
+        partitions = [
+            partition for item in wanted if (partition := self._replicas.led(item.key, item.index)) is not None
+        ]
+        for partition in partitions:
+            partition.end_watchers.add(wake)
+
+        def unwatch() -> None:
+            for partition in partitions:
+                partition.end_watchers.discard(wake)
+
+        return unwatch
+
+
+def _failed(context: RequestContext, item: Wanted, error: MillraceError) -> FetchResult:
+    code = code_of(error)
+    if code == ErrorCode.OFFSET_OUT_OF_RANGE:
+        partition = context.broker.replicas.led(item.key, item.index)
+        if partition is not None:  # a follower that is too far behind learns where it can begin
+            return FetchResult(item.index, code, log_start_offset=partition.log.start_offset)
+    return FetchResult(item.index, code, leader=leader_hint(context, item.key, item.index, code))
 
 
 async def _long_poll(
-    context: RequestContext, call: FetchCall, fetching: Fetching, max_bytes: int, outcome: _Outcome
+    context: RequestContext,
+    call: FetchCall,
+    fetching: Fetching,
+    max_bytes: int,
+    outcome: _Outcome,
+    reader: _ConsumerReader | _ReplicaReader,
 ) -> FetchReply:
-    """Wait for the first commit that concerns this fetch. Cancelled, it leaves no watcher behind."""
+    """Wait for the first change that concerns this fetch. Cancelled, it leaves no watcher behind."""
     broker = context.broker
     loop = asyncio.get_running_loop()
     moved: asyncio.Future[None] = loop.create_future()
@@ -92,7 +230,6 @@ async def _long_poll(
         if not moved.done():
             moved.set_result(None)
 
-    marks = broker.replicas.watermarks((item.key, item.index) for item in fetching.wanted)
     over = False
 
     def expire() -> None:
@@ -101,19 +238,17 @@ async def _long_poll(
         wake()
 
     timer = broker.clock.call_later(call.max_wait_ms / 1000, expire)
-    for mark in marks:
-        mark.watch(wake)
+    unwatch = reader.watch(fetching.wanted, wake)
     try:
         while not over:
             await moved
             moved = loop.create_future()
-            outcome, size_bytes, settled = _read_all(broker.replicas, fetching.wanted, max_bytes)
+            outcome, size_bytes, settled = reader.read_all(fetching.wanted, max_bytes)
             if settled or size_bytes >= call.min_bytes or broker.replicas.closing:
                 break
     finally:
         timer.cancel()
-        for mark in marks:
-            mark.unwatch(wake)
+        unwatch()
     return _reply(fetching, outcome)
 
 

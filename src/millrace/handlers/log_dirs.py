@@ -1,8 +1,10 @@
-"""DescribeLogDirs: what lies in this broker's data directories."""
+"""DescribeLogDirs and AlterReplicaLogDirs: what lies in this broker's data directories, and where it should lie."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
+from pathlib import Path
 
 from millrace.errors import ErrorCode
 from millrace.handlers.context import RequestContext
@@ -10,10 +12,16 @@ from millrace.handlers.registry import api
 from millrace.model import TopicPartition
 from millrace.storage.logdirs import DirectoryDescription, LogDescription
 from millrace.wire.keys import ApiKey
-from millrace.wire.messages.log_dirs import DescribeLogDirsRequest, DescribeLogDirsResponse
+from millrace.wire.messages.log_dirs import (
+    AlterReplicaLogDirsRequest,
+    AlterReplicaLogDirsResponse,
+    DescribeLogDirsRequest,
+    DescribeLogDirsResponse,
+)
 
 _Topic = DescribeLogDirsResponse.DescribeLogDirsTopic
 _Partition = DescribeLogDirsResponse.DescribeLogDirsPartition
+_Moved = AlterReplicaLogDirsResponse.AlterReplicaLogDirPartitionResult
 
 
 @api(ApiKey.DESCRIBE_LOG_DIRS, DescribeLogDirsRequest, "1-5")
@@ -22,6 +30,8 @@ def describe_log_dirs(context: RequestContext, request: DescribeLogDirsRequest) 
 
     A directory that failed is answered with KAFKA_STORAGE_ERROR and nothing in it. A partition that this broker does
     not hold is left out, as in Kafka.
+
+    The lag is what a replica misses of what is known to be committed.
 
     Versions: v3 has an error for the whole answer, v4 the size of the disk and what is free on it, v5 cordoned
     directories.
@@ -73,6 +83,44 @@ def _directory(
 
 def _partition(context: RequestContext, log: LogDescription) -> _Partition:
     name, index = log.partition
-    # How far the log is behind the high watermark: not at all for a leader, unknown for what nobody serves.
-    served = context.broker.replicas.get(name, index) is not None
-    return _Partition(partition_index=index, partition_size=log.size_bytes, offset_lag=0 if served else -1)
+    replica = context.broker.replicas.held(name, index)
+    lag = -1 if replica is None else max(0, replica.known_high_watermark - log.end_offset)
+    return _Partition(partition_index=index, partition_size=log.size_bytes, offset_lag=lag)
+
+
+@api(ApiKey.ALTER_REPLICA_LOG_DIRS, AlterReplicaLogDirsRequest, "1-2")
+def alter_replica_log_dirs(context: RequestContext, request: AlterReplicaLogDirsRequest) -> AlterReplicaLogDirsResponse:
+    """Say in which of this broker's data directories a replica should lie; each partition has its own outcome.
+
+    A directory that is not one of this broker's is LOG_DIR_NOT_FOUND, one that failed KAFKA_STORAGE_ERROR, a partition
+    that this broker does not hold REPLICA_NOT_AVAILABLE. A replica that lies there already is a success.
+
+    Not done: moving a replica that lies elsewhere is refused with INVALID_REQUEST, an error that no client retries;
+    reassign the partition to another broker instead. Authorization.
+    """
+    directories = {directory.path.absolute(): directory for directory in context.broker.log_dirs.describe()}
+    topics: dict[str, list[_Moved]] = defaultdict(list)
+    for wanted in request.dirs:
+        directory = directories.get(Path(wanted.path))
+        for topic in wanted.topics:
+            for index in topic.partitions:
+                code = _placing(context, directory, TopicPartition(topic.name, index))
+                topics[topic.name].append(_Moved(partition_index=index, error_code=code))
+    return AlterReplicaLogDirsResponse(
+        results=[
+            AlterReplicaLogDirsResponse.AlterReplicaLogDirTopicResult(topic_name=name, partitions=partitions)
+            for name, partitions in topics.items()
+        ]
+    )
+
+
+def _placing(context: RequestContext, directory: DirectoryDescription | None, place: TopicPartition) -> ErrorCode:
+    if directory is None:
+        return ErrorCode.LOG_DIR_NOT_FOUND
+    if directory.failure is not None:
+        return ErrorCode.KAFKA_STORAGE_ERROR
+    if context.broker.replicas.held(*place) is None:
+        return ErrorCode.REPLICA_NOT_AVAILABLE
+    if any(log.partition == place for log in directory.logs):
+        return ErrorCode.NONE
+    return ErrorCode.INVALID_REQUEST

@@ -28,6 +28,7 @@ EARLIEST_PENDING_UPLOAD: Final = -6
 _FIRST_VERSION: Final = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
 
 UNKNOWN_OFFSET: Final = -1
+OFFSET_NOT_AVAILABLE_FROM: Final = 5
 
 _Found = tuple[int, int, int]
 """Offset, timestamp in milliseconds, leader epoch."""
@@ -38,7 +39,8 @@ def list_offsets(context: RequestContext, request: ListOffsetsRequest) -> ListOf
     """The offset of a timestamp, or of a named place: latest, earliest, the record with the highest timestamp.
 
     A timestamp finds the first record at or after it; past the last one the answer is offset -1. Latest is the high
-    watermark, which is the last stable offset too while there are no transactions.
+    watermark, which is the last stable offset too while there are no transactions; a new leader that does not know it
+    yet answers OFFSET_NOT_AVAILABLE, which clients ask again for (KIP-207).
 
     Versions: v4 returns leader epochs; v7 max timestamp (KIP-734); v8 earliest local; v9 latest tiered; v11 earliest
     pending upload. Without tiered storage the earliest local offset is the earliest, and nothing is tiered.
@@ -71,11 +73,20 @@ def list_offsets(context: RequestContext, request: ListOffsetsRequest) -> ListOf
 
 
 def _locate(partition: Partition, timestamp_ms: int, version: int) -> _Found:
+    try:
+        return _find(partition, timestamp_ms, version)
+    except ApiError as error:
+        if error.code is ErrorCode.OFFSET_NOT_AVAILABLE and version < OFFSET_NOT_AVAILABLE_FROM:
+            raise ApiError(ErrorCode.LEADER_NOT_AVAILABLE, error.message) from None
+        raise
+
+
+def _find(partition: Partition, timestamp_ms: int, version: int) -> _Found:
     if version < _FIRST_VERSION.get(timestamp_ms, 0) or timestamp_ms < EARLIEST_PENDING_UPLOAD:
         raise ApiError(ErrorCode.UNSUPPORTED_VERSION, f"timestamp {timestamp_ms} has no meaning in v{version}")
     log = partition.log
     if timestamp_ms == LATEST:
-        return partition.high_watermark.offset, NO_TIMESTAMP, partition.leader_epoch
+        return partition.latest_offset(), NO_TIMESTAMP, partition.leader_epoch
     if timestamp_ms in (EARLIEST, EARLIEST_LOCAL):
         return log.start_offset, NO_TIMESTAMP, log.epoch_for(log.start_offset)
     if timestamp_ms in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):

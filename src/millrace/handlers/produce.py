@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from millrace.errors import ApiError, ErrorCode, MillraceError, ProtocolError, code_of, text_of
 from millrace.handlers.context import RequestContext
+from millrace.handlers.leaders import leader_hint
 from millrace.handlers.promise import Promise
 from millrace.handlers.registry import api
 from millrace.model import INTERNAL_TOPICS
@@ -45,9 +46,10 @@ ProduceAnswer = list[tuple[TopicKey, list[ProduceResult]]]
 def produce(context: RequestContext, call: ProduceCall) -> ProduceAnswer | Promise[ProduceAnswer] | None:
     """Append each partition's batch and answer according to acks.
 
-    acks=all answers once the batch is committed (below the high watermark; on disk in `flush.mode=group`), acks=1 once
-    it is written, acks=0 never. A batch that an idempotent producer sends again is answered with its old offset. Each
-    partition succeeds or fails by itself.
+    acks=all answers once the batch is committed (on every in-sync replica; on their disks in `flush.mode=group`), and
+    is refused with NOT_ENOUGH_REPLICAS below min.insync.replicas; acks=1 answers once it is written, acks=0 never. A
+    batch that an idempotent producer sends again is answered with its old offset. Each partition succeeds or fails by
+    itself; one that is led elsewhere is answered with where (KIP-951).
 
     Versions: below v3 are advertised because old librdkafka wants to see them (KAFKA-18659) but not decoded; v13 names
     topics by id.
@@ -66,9 +68,10 @@ def produce(context: RequestContext, call: ProduceCall) -> ProduceAnswer | Promi
             try:
                 if refusal is not None:
                     raise refusal
-                partition, appended = _append(replicas, key, item, context.version)
+                partition, appended = _append(replicas, key, item, acks, context.version)
             except MillraceError as error:
-                results.append(ProduceResult(item.partition, code_of(error), error_message=text_of(error)))
+                hint = leader_hint(context, key, item.partition, code_of(error))
+                results.append(ProduceResult(item.partition, code_of(error), error_message=text_of(error), leader=hint))
                 continue
             if acks == ACKS_ALL and partition.high_watermark.offset <= appended.last_offset:
                 commit = commit or _Commit(answer)
@@ -147,8 +150,12 @@ def _refusal(call: ProduceCall) -> ApiError | None:
     return None
 
 
-def _append(replicas: Replicas, key: TopicKey, item: ProducePartition, version: int) -> tuple[Partition, Appended]:
+def _append(
+    replicas: Replicas, key: TopicKey, item: ProducePartition, acks: int, version: int
+) -> tuple[Partition, Appended]:
     partition = replicas.find(key, item.partition)
+    if partition.under_min_isr and acks == ACKS_ALL:
+        partition.check_in_sync()
     if partition.topic in INTERNAL_TOPICS:
         raise ApiError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{partition.topic} is written by the broker alone")
     if item.records is None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from millrace.errors import ErrorCode, MillraceError, code_of, text_of
+import logging
+
+from millrace.errors import ApiError, ErrorCode, MillraceError, code_of, text_of
 from millrace.handlers.context import RequestContext
 from millrace.handlers.registry import api
+from millrace.model import NO_PRODUCER_EPOCH, NO_PRODUCER_ID
 from millrace.wire.keys import ApiKey
 from millrace.wire.messages.producers import (
     DescribeProducersRequest,
@@ -13,10 +16,15 @@ from millrace.wire.messages.producers import (
     InitProducerIdResponse,
 )
 
+logger = logging.getLogger(__name__)
+
 
 @api(ApiKey.INIT_PRODUCER_ID, InitProducerIdRequest, "0-5")
 async def init_producer_id(context: RequestContext, request: InitProducerIdRequest) -> InitProducerIdResponse:
     """Give an idempotent producer a new id with epoch 0.
+
+    Ids come from the controller in blocks. While it cannot be reached and the block is used up, the answer is
+    COORDINATOR_LOAD_IN_PROGRESS, which every client retries.
 
     Versions: v3 lets a producer name the id it had (KIP-360); an idempotent one gets a new id all the
     same, as in Kafka.
@@ -24,9 +32,17 @@ async def init_producer_id(context: RequestContext, request: InitProducerIdReque
     Not done: transactional ids, refused with INVALID_REQUEST, an error that no client retries.
     """
     if request.transactional_id is not None:
-        return InitProducerIdResponse(error_code=ErrorCode.INVALID_REQUEST, producer_id=-1, producer_epoch=-1)
-    producer_id = await context.broker.producer_ids.next()
+        return _no_id(ErrorCode.INVALID_REQUEST)
+    try:
+        producer_id = await context.broker.producer_ids.next()
+    except ApiError as error:
+        logger.warning("no producer id for %r: %s", context.header.client_id, error)
+        return _no_id(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
     return InitProducerIdResponse(producer_id=producer_id, producer_epoch=0)
+
+
+def _no_id(code: ErrorCode) -> InitProducerIdResponse:
+    return InitProducerIdResponse(error_code=code, producer_id=NO_PRODUCER_ID, producer_epoch=NO_PRODUCER_EPOCH)
 
 
 @api(ApiKey.DESCRIBE_PRODUCERS, DescribeProducersRequest, "0")

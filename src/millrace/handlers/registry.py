@@ -25,8 +25,8 @@ Decoder = Callable[[int, memoryview, int], Any]
 Encoder = Callable[[int, int, Any], Buffers]
 
 MODULES: Final = (
-    "api_versions", "cluster", "configs", "fetch", "group_offsets", "groups", "log_dirs", "offsets", "produce",
-    "producers", "records", "topics",
+    "api_versions", "brokers", "cluster", "configs", "fetch", "group_offsets", "groups", "log_dirs", "offsets",
+    "partitions", "produce", "producers", "quorum", "records", "topics",
 )  # fmt: skip
 
 
@@ -43,6 +43,8 @@ class Api:
     encode: Encoder
     overlaps: bool
     """The connection's next request may start while this one waits; its reply still leaves in order."""
+    internal: bool = False
+    """Between brokers: served, but not named in ApiVersions."""
 
     @property
     def doc(self) -> str:
@@ -72,14 +74,15 @@ def api(
     versions: str,
     *,
     overlaps: bool = False,
+    internal: bool = False,
     advertised_min: int | None = None,
     decoder: Decoder | None = None,
     encoder: Encoder | None = None,
 ) -> Callable[[H], H]:
     """Serve `key` at `versions` ("lo-hi") with the decorated function.
 
-    `advertised_min` lets ApiVersions name an older minimum than is decoded. `decoder` and `encoder` replace the
-    declared codec on the hot path.
+    `internal` is for what only brokers ask. `advertised_min` lets ApiVersions name an older minimum than is decoded.
+    `decoder` and `encoder` replace the declared codec on the hot path.
     """
     low, _, high = versions.partition("-")
 
@@ -96,6 +99,7 @@ def api(
             decode=decoder or _declared_decoder(request),
             encode=encoder or _encode_declared,
             overlaps=overlaps,
+            internal=internal,
         )
         return handler
 

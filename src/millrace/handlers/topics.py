@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
+from millrace.cluster.image import ClusterImage
 from millrace.cluster.planning import MorePartitions, NewTopic, TopicOutcome, TopicRef
 from millrace.config import describe_topic
 from millrace.errors import ApiError, ErrorCode
 from millrace.handlers.context import RequestContext
+from millrace.handlers.forwarding import on_controller
 from millrace.handlers.registry import api
 from millrace.model import ZERO_UUID
 from millrace.wire.keys import ApiKey
@@ -21,14 +23,33 @@ from millrace.wire.messages.topics import (
 )
 
 
+def _refuse_creation(_context: RequestContext, request: CreateTopicsRequest, error: ApiError) -> CreateTopicsResponse:
+    return CreateTopicsResponse(topics=[_not_created(topic.name, error) for topic in request.topics])
+
+
+def _not_created(name: str, error: ApiError) -> CreateTopicsResponse.CreatableTopicResult:
+    return CreateTopicsResponse.CreatableTopicResult(
+        name=name, error_code=error.code, error_message=error.message, configs=[]
+    )
+
+
+def _are_created(request: CreateTopicsRequest, response: CreateTopicsResponse) -> Callable[[ClusterImage], bool] | None:
+    if request.validate_only:
+        return None
+    names = [topic.name for topic in response.topics if topic.error_code == ErrorCode.NONE]
+    return lambda image: all(name in image.topics for name in names)
+
+
 @api(ApiKey.CREATE_TOPICS, CreateTopicsRequest, "2-7")
+@on_controller(_refuse_creation, settled=_are_created)
 async def create_topics(context: RequestContext, request: CreateTopicsRequest) -> CreateTopicsResponse:
     """Create topics, each with its own outcome; `validate_only` says what would happen and changes nothing.
 
-    The answer comes when a topic is durable and its partitions can be written, so `timeout_ms` is not needed. -1 for
-    partitions or replicas means the broker's default; replicas may be named one by one instead. A topic named twice
-    fails with INVALID_REQUEST; a name that differs from another only in '.' and '_' fails with
-    INVALID_TOPIC_EXCEPTION. One request creates at most 10,000 partitions (POLICY_VIOLATION).
+    The answer comes when a topic is durable and its partitions can be written; `timeout_ms` limits how long a broker
+    that is not the controller tries to reach it. -1 for partitions or replicas means the broker's default; replicas
+    may be named one by one instead. A topic named twice fails with INVALID_REQUEST; a name that differs from another
+    only in '.' and '_' fails with INVALID_TOPIC_EXCEPTION. One request creates at most 10,000 partitions
+    (POLICY_VIOLATION).
 
     Versions: v5 answers partitions, replicas and all settings of the new topic; v7 its id.
 
@@ -44,10 +65,7 @@ async def create_topics(context: RequestContext, request: CreateTopicsRequest) -
         )
         for topic in request.topics
     ]
-    try:
-        outcomes = await context.broker.controller.create_topics(wanted, validate_only=request.validate_only)
-    except ApiError as error:
-        outcomes = [TopicOutcome(topic.name, error) for topic in wanted]
+    outcomes = await context.broker.controller.create_topics(wanted, validate_only=request.validate_only)
     return CreateTopicsResponse(
         topics=[_created(context, outcome, validated=request.validate_only) for outcome in outcomes]
     )
@@ -58,9 +76,7 @@ def _created(
 ) -> CreateTopicsResponse.CreatableTopicResult:
     name = outcome.name or ""
     if outcome.error is not None:
-        return CreateTopicsResponse.CreatableTopicResult(
-            name=name, error_code=outcome.error.code, error_message=outcome.error.message, configs=[]
-        )
+        return _not_created(name, outcome.error)
     return CreateTopicsResponse.CreatableTopicResult(
         name=name,
         topic_id=ZERO_UUID if validated else outcome.topic_id,
@@ -86,7 +102,30 @@ def _settings(
     ]
 
 
+def _refuse_deletion(context: RequestContext, request: DeleteTopicsRequest, error: ApiError) -> DeleteTopicsResponse:
+    return _deleted([TopicOutcome(ref.name, error, ref.topic_id) for ref in _refs(context, request)])
+
+
+def _refs(context: RequestContext, request: DeleteTopicsRequest) -> list[TopicRef]:
+    if context.version >= 6:
+        return [TopicRef(topic.name, topic.topic_id) for topic in request.topics]
+    return [TopicRef(name) for name in request.topic_names]
+
+
+def _are_deleted(
+    _request: DeleteTopicsRequest, response: DeleteTopicsResponse
+) -> Callable[[ClusterImage], bool] | None:
+    gone = [topic for topic in response.responses if topic.error_code == ErrorCode.NONE]
+    ids = [topic.topic_id for topic in gone if topic.topic_id != ZERO_UUID]
+    if len(ids) < len(gone):
+        # A version without ids: a topic that is made again at once is not told from the one that went.
+        names = [topic.name or "" for topic in gone]
+        return lambda image: not any(name in image.topics for name in names)
+    return lambda image: not any(topic_id in image.topics_by_id for topic_id in ids)
+
+
 @api(ApiKey.DELETE_TOPICS, DeleteTopicsRequest, "1-6")
+@on_controller(_refuse_deletion, settled=_are_deleted)
 async def delete_topics(context: RequestContext, request: DeleteTopicsRequest) -> DeleteTopicsResponse:
     """Delete topics with their data and settings, each with its own outcome.
 
@@ -98,21 +137,10 @@ async def delete_topics(context: RequestContext, request: DeleteTopicsRequest) -
 
     Not done: authorization, the controller mutation quota (KIP-599).
     """
-    if context.version >= 6:
-        wanted = [TopicRef(topic.name, topic.topic_id) for topic in request.topics]
-    else:
-        wanted = [TopicRef(name) for name in request.topic_names]
     if not context.broker.config.get_bool("delete.topic.enable"):
         code = ErrorCode.TOPIC_DELETION_DISABLED if context.version >= 3 else ErrorCode.INVALID_REQUEST
-        return _deleted(_failed(wanted, ApiError(code, "delete.topic.enable is false")))
-    try:
-        return _deleted(await context.broker.controller.delete_topics(wanted))
-    except ApiError as error:
-        return _deleted(_failed(wanted, error))
-
-
-def _failed(wanted: list[TopicRef], error: ApiError) -> list[TopicOutcome]:
-    return [TopicOutcome(ref.name, error, ref.topic_id) for ref in wanted]
+        raise ApiError(code, "delete.topic.enable is false")
+    return _deleted(await context.broker.controller.delete_topics(_refs(context, request)))
 
 
 def _deleted(outcomes: list[TopicOutcome]) -> DeleteTopicsResponse:
@@ -129,7 +157,29 @@ def _deleted(outcomes: list[TopicOutcome]) -> DeleteTopicsResponse:
     )
 
 
+def _refuse_partitions(
+    _context: RequestContext, request: CreatePartitionsRequest, error: ApiError
+) -> CreatePartitionsResponse:
+    return _more_partitions([TopicOutcome(topic.name, error) for topic in request.topics])
+
+
+def _are_added(
+    request: CreatePartitionsRequest, response: CreatePartitionsResponse
+) -> Callable[[ClusterImage], bool] | None:
+    if request.validate_only:
+        return None
+    done = {topic.name for topic in response.results if topic.error_code == ErrorCode.NONE}
+    counts = {topic.name: topic.count for topic in request.topics if topic.name in done}
+
+    def condition(image: ClusterImage) -> bool:
+        found = ((image.topic(name), count) for name, count in counts.items())
+        return all(topic is None or len(topic.partitions) >= count for topic, count in found)
+
+    return condition
+
+
 @api(ApiKey.CREATE_PARTITIONS, CreatePartitionsRequest, "0-3")
+@on_controller(_refuse_partitions, settled=_are_added)
 async def create_partitions(context: RequestContext, request: CreatePartitionsRequest) -> CreatePartitionsResponse:
     """Give topics more partitions, each with its own outcome; `validate_only` changes nothing.
 
@@ -148,10 +198,12 @@ async def create_partitions(context: RequestContext, request: CreatePartitionsRe
         )
         for topic in request.topics
     ]
-    try:
-        outcomes = await context.broker.controller.create_partitions(wanted, validate_only=request.validate_only)
-    except ApiError as error:
-        outcomes = [TopicOutcome(topic.name, error) for topic in wanted]
+    return _more_partitions(
+        await context.broker.controller.create_partitions(wanted, validate_only=request.validate_only)
+    )
+
+
+def _more_partitions(outcomes: list[TopicOutcome]) -> CreatePartitionsResponse:
     return CreatePartitionsResponse(
         results=[
             CreatePartitionsResponse.CreatePartitionsTopicResult(

@@ -45,13 +45,22 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class PartitionState:
-    """Who holds a partition and who leads it. `leader` is -1 where nobody can."""
+    """Who holds a partition and who leads it. `leader` is -1 where nobody can.
+
+    While a reassignment is under way, `replicas` are those of the target, in its order, followed by those that will go.
+    """
 
     replicas: tuple[int, ...]
     isr: tuple[int, ...]
     leader: int
     leader_epoch: int = 0
     partition_epoch: int = 0
+    adding: tuple[int, ...] = ()
+    removing: tuple[int, ...] = ()
+
+    @property
+    def is_reassigning(self) -> bool:
+        return bool(self.adding or self.removing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,15 +198,25 @@ def decode(data: bytes) -> ChangeSet:
 
 
 def _write_partition(state: PartitionState) -> list[Any]:
-    return [list(state.replicas), list(state.isr), state.leader, state.leader_epoch, state.partition_epoch]
+    row = [list(state.replicas), list(state.isr), state.leader, state.leader_epoch, state.partition_epoch]
+    return [*row, list(state.adding), list(state.removing)] if state.is_reassigning else row
 
 
 def _read_partition(row: list[Any]) -> PartitionState:
-    replicas, isr, leader, leader_epoch, partition_epoch = row
-    return PartitionState(_ints(replicas), _ints(isr), int(leader), int(leader_epoch), int(partition_epoch))
+    replicas, isr, leader, leader_epoch, partition_epoch, *reassignment = row
+    adding, removing = reassignment or ((), ())
+    return PartitionState(
+        _ints(replicas),
+        _ints(isr),
+        int(leader),
+        int(leader_epoch),
+        int(partition_epoch),
+        _ints(adding),
+        _ints(removing),
+    )
 
 
-def _ints(row: list[Any]) -> tuple[int, ...]:
+def _ints(row: Iterable[Any]) -> tuple[int, ...]:
     return tuple(int(number) for number in row)
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from millrace.errors import StorageError
-from millrace.metadata.store import BrokerRegistration, Fenced, Member, Membership, Snapshot, Trimmed
+from millrace.metadata.store import BrokerRegistration, Fenced, Member, Membership, SessionState, Snapshot, Trimmed
 
 FILE_NAME: Final = "metadata.db"
 FORMAT: Final = 1
@@ -48,6 +48,7 @@ class Database:
         self.members: dict[int, Member] = {}
         self.owners: dict[int, object] = {}
         self.controller_id: int | None = None
+        self.controller_owner: object = None
         self.controller_epoch = 0
         self.last_index = 0
         self._connection: sqlite3.Connection | None = None
@@ -168,8 +169,8 @@ class EmbeddedStore:
         database = self.database
         for broker_id in [broker_id for broker_id, owner in database.owners.items() if owner is self]:
             del database.owners[broker_id], database.members[broker_id]
-            if database.controller_id == broker_id:
-                database.controller_id = None
+        if database.controller_owner is self:
+            database.controller_id = database.controller_owner = None
         database.announce()
         await database.detach()
 
@@ -189,7 +190,7 @@ class EmbeddedStore:
         epoch = await database.run(lambda: _raise_controller_epoch(database.connection, seen))
         if epoch is None:
             return None  # somebody else was elected meanwhile
-        database.controller_id, database.controller_epoch = broker_id, epoch
+        database.controller_id, database.controller_owner, database.controller_epoch = broker_id, self, epoch
         database.announce()
         return epoch
 
@@ -244,6 +245,8 @@ class EmbeddedStore:
             connection = database.connection
             with _Transaction(connection):
                 _check_epoch(connection, controller_epoch)
+                if connection.execute("SELECT 1 FROM snapshot WHERE idx >= ?", (snapshot.index,)).fetchone():
+                    return  # an older image must not take the place of a newer one, whose deltas are gone
                 connection.execute("DELETE FROM snapshot")
                 connection.execute("INSERT INTO snapshot VALUES (?, ?)", (snapshot.index, snapshot.data))
                 connection.execute("DELETE FROM deltas WHERE idx <= ?", (snapshot.index,))
@@ -261,6 +264,13 @@ class EmbeddedStore:
                 yield current
             else:
                 await database.news()
+
+    async def sessions(self) -> AsyncGenerator[SessionState, None]:
+        """A store in the process is never out of reach."""
+        if self._opened:
+            yield SessionState.CONNECTED
+        while self._opened:
+            await self.database.news()
 
 
 class _Transaction:

@@ -1,6 +1,6 @@
 """The interface behind which the metadata log is kept: one writer, many followers, fenced by an epoch.
 
-Two implementations are meant: `embedded` (SQLite, one process) and ZooKeeper. Not here: what the bytes of a delta mean
+Two implementations: `embedded` (SQLite, one process) and `zookeeper`. Not here: what the bytes of a delta mean
 (`metadata.deltas`).
 
 What every store promises, and what it is in ZooKeeper:
@@ -12,24 +12,33 @@ What every store promises, and what it is in ZooKeeper:
 - **elect** makes `/controller` and raises `/controller_epoch` in one `multi`, if nobody is controller, or if the
   controller is the one the caller saw and wants to replace (`replacing` is its epoch: the `multi` checks the version of
   `/controller_epoch`). It returns the new controller epoch, which no one else ever gets, or None for the loser.
-- **append** adds one delta with the next number, in a `multi` that checks `/controller_epoch`. It raises `Fenced` if
-  the epoch has moved on, and then nothing was written. When it returns, the delta survives the loss of power. If it
-  fails in another way, the delta may or may not be in the log; the caller learns which by following.
+- **append** adds one delta with the next number, in a `multi` that checks `/controller_epoch`. When it returns, the
+  delta survives the loss of power. It raises `Fenced` if the epoch has moved on, or if the session that was elected has
+  expired. A lost connection does not end it: it waits for the connection and finds out whether its delta is there, so
+  after `Fenced` it is not, except where a later controller has already folded that number into a snapshot. If it fails
+  in another way or is cancelled, the delta may or may not be in the log; the caller learns which by following.
 - **follow** yields every delta after an index, in order, without gaps, first those that exist, then those to come.
   It raises `Trimmed` when the delta after that index is gone: the follower starts again from the snapshot.
 - **end** is the index of the newest delta, 0 where there was none yet: how far a follower has to come to be current.
-- **write_snapshot** (fenced) keeps the image as of an index and lets older deltas go. A snapshot and its trim are never
-  seen half: whoever reads a snapshot can follow from its index.
+- **write_snapshot** (fenced) keeps the image as of an index and lets older deltas go; nothing happens if there is one
+  of that index or a later one. A snapshot and its trim are never seen half: whoever reads a snapshot can follow from
+  its index.
+- **sessions** yields how the session is, now and after each change; EXPIRED is never skipped. After it the registration
+  and the controllership are gone, and a new session begins by itself: CONNECTED follows, and the owner may call
+  `register` and `elect` again.
 - **membership** yields who is registered and who is controller, now and after each change; states may be skipped, the
   last one is never missed.
 
-All calls are made on one event loop. A cancelled call may have happened.
+While the store cannot be reached the calls wait; whoever cannot wait cancels. The generators go on across lost
+connections and new sessions and end when the store is closed. All calls are made on one event loop. A cancelled call
+may have happened.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
+from enum import Enum
 from typing import Protocol
 
 from millrace.errors import MillraceError
@@ -42,6 +51,16 @@ class Fenced(MillraceError):
 
 class Trimmed(MillraceError):
     """The deltas asked for were folded into a snapshot and are gone."""
+
+
+class SessionState(Enum):
+    """How a broker's session with the store is."""
+
+    CONNECTED = "connected"
+    SUSPENDED = "suspended"
+    """The connection is lost; the session, and with it registration and controllership, may live on."""
+    EXPIRED = "expired"
+    """The session has ended, and registration and controllership with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,3 +129,6 @@ class MetadataStore(Protocol):
 
     def membership(self) -> AsyncGenerator[Membership, None]:
         """The membership now, and again after changes, for ever."""
+
+    def sessions(self) -> AsyncGenerator[SessionState, None]:
+        """The state of this session now, and after each change, until the store is closed."""

@@ -53,6 +53,7 @@ MAX_SEQUENCE: Final = 2**31 - 1
 NO_LIMIT_MS: Final = 2**63 - 1
 
 _CRC_FIELD: Final = struct.Struct(">I")
+_LENGTH_AND_MAGIC: Final = struct.Struct(">8xi4xb")
 _HIGHEST_CODEC: Final = max(Codec)
 
 
@@ -175,7 +176,7 @@ def split(buffer: Buffer, *, partial_end: bool = False) -> Iterator[Batch]:
             raise ApiError(ErrorCode.CORRUPT_MESSAGE, "the record batch is shorter than its header")
         header = BatchHeader._make(HEADER.unpack_from(view, pos))
         if header.magic != MAGIC:
-            raise ApiError(ErrorCode.CORRUPT_MESSAGE, f"record batches of magic {header.magic} are not supported")
+            raise _unsupported_magic(header.magic)
         if header.batch_length < MIN_BATCH_LENGTH:
             raise _impossible_length(header.batch_length)
         stop = pos + header.batch_length + LOG_OVERHEAD_BYTES
@@ -185,6 +186,29 @@ def split(buffer: Buffer, *, partial_end: bool = False) -> Iterator[Batch]:
             raise ApiError(ErrorCode.CORRUPT_MESSAGE, "the record batch is longer than the bytes that hold it")
         yield Batch(header, view[pos:stop])
         pos = stop
+
+
+def last_complete(buffer: Buffer) -> BatchHeader | None:
+    """The header of the last batch that lies whole in `buffer`, which may end in part of one; None without any.
+
+    The same walk as `split`, for readers that only want to know how far they have come: it makes nothing of the others.
+    """
+    pos, last, end = 0, -1, len(buffer)
+    length_and_magic = _LENGTH_AND_MAGIC.unpack_from
+    while end - pos >= HEADER_BYTES:
+        length, magic = length_and_magic(buffer, pos)
+        if magic != MAGIC:
+            raise _unsupported_magic(magic)
+        if length < MIN_BATCH_LENGTH:
+            raise _impossible_length(length)
+        if pos + length + LOG_OVERHEAD_BYTES > end:
+            break
+        last, pos = pos, pos + length + LOG_OVERHEAD_BYTES
+    return None if last < 0 else read_header(buffer, last)
+
+
+def _unsupported_magic(magic: int) -> ApiError:
+    return ApiError(ErrorCode.CORRUPT_MESSAGE, f"record batches of magic {magic} are not supported")
 
 
 def _impossible_length(length: int) -> ApiError:

@@ -1,7 +1,9 @@
-"""The partitions that this broker holds, kept equal to the cluster image.
+"""The replicas that this broker holds, kept equal to the cluster image.
 
-The image says which partitions exist; this module makes and removes them, and gives their logs the settings of their
-topics. Lookups are by the name of a topic or by the 16 bytes of its id, because that is how requests name it.
+The image says which partitions exist, who holds them and who leads; this module makes and removes replicas, tells each
+its role, and gives their logs the settings of their topics. Lookups are by the name of a topic or by the 16 bytes of
+its id, because that is how requests name it. Not here: fetching from leaders (`follower`) and asking for another ISR
+(`proposals`), both of which are told here whom they concern.
 """
 
 from __future__ import annotations
@@ -9,12 +11,23 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from millrace.cluster.image import ClusterImage, TopicImage
 from millrace.config import LONG_MAX, BrokerConfig, TopicConfig, topic_config
-from millrace.errors import ApiError, ErrorCode, StorageError
-from millrace.metadata.deltas import ChangeSet, ConfigChanged, PartitionsAdded, ResourceType, TopicCreated, TopicDeleted
+from millrace.errors import ApiError, CorruptLogError, ErrorCode, StorageError
+from millrace.metadata.deltas import (
+    BrokerFenced,
+    BrokerRegistered,
+    ChangeSet,
+    ConfigChanged,
+    PartitionChanged,
+    PartitionsAdded,
+    PartitionState,
+    ResourceType,
+    TopicCreated,
+    TopicDeleted,
+)
 from millrace.model import INTERNAL_TOPICS, TopicPartition
 from millrace.records.batch import TimestampType
 from millrace.replication.partition import Partition
@@ -40,8 +53,34 @@ _UNKNOWN: Final = {
 }
 
 
+class Followed(Protocol):
+    """Who fetches for this broker's followers."""
+
+    def assign(self, partition: Partition) -> None:
+        """Follow the leader that the partition's state names; called again whenever that changes."""
+
+    def forget(self, partition: Partition) -> None:
+        """Do not fetch for it any more."""
+
+    def brokers_changed(self, image: ClusterImage) -> None:
+        """Brokers came, went or have other addresses."""
+
+
+class _NobodyToFollow:
+    """For a broker alone."""
+
+    def assign(self, partition: Partition) -> None:
+        """Nothing."""
+
+    def forget(self, partition: Partition) -> None:
+        """Nothing."""
+
+    def brokers_changed(self, image: ClusterImage) -> None:
+        """Nothing."""
+
+
 class Replicas:
-    """All partitions of this broker. Owner: the event loop; changed only by `apply`."""
+    """All replicas of this broker. Owner: the event loop; changed only by `apply`."""
 
     def __init__(self, *, broker_id: int, config: BrokerConfig, log_dirs: LogDirs, clock: Clock) -> None:
         self._broker_id = broker_id
@@ -49,57 +88,103 @@ class Replicas:
         self._log_dirs = log_dirs
         self._clock = clock
         self._topics: dict[TopicKey, list[Partition | None]] = {}
-        """By name and by id, the same list: a partition's place is its index, None where another broker holds it."""
+        """By name and by id, the same list: a partition's place is its index, None where another broker leads it."""
+        self._held: dict[TopicPartition, Partition] = {}
         self._image = ClusterImage()
         self.closing = False
-        self.on_added: list[PartitionsListener] = []
-        self.on_removed: list[PartitionsListener] = []
+        self.followed: Followed = _NobodyToFollow()
+        self.wants_isr: Callable[[Partition], object] | None = None
+        """Given to every partition: called when its leader wants another ISR."""
+        self.on_led: list[PartitionsListener] = []
+        """Partitions that this broker leads from now on, in a new leader epoch."""
+        self.on_unled: list[PartitionsListener] = []
+        """Partitions that this broker led until now."""
+        self.on_deleted: list[Callable[[str, uuid.UUID], None]] = []
 
     def __repr__(self) -> str:
         return f"Replicas({len(self)} partitions)"
 
     def __len__(self) -> int:
-        return sum(1 for _ in self)
+        return len(self._held)
 
     def __iter__(self) -> Iterator[Partition]:
-        for key, partitions in tuple(self._topics.items()):
-            if isinstance(key, str):
-                yield from (partition for partition in partitions if partition is not None)
+        return iter(tuple(self._held.values()))
 
     # --------------------------------------------------------------------------------------------------------- lookups
 
     def find(self, key: TopicKey, index: int) -> Partition:
-        """The partition a request means; raises what the client must be told where there is none."""
+        """The led partition a request means; raises what the client must be told where there is none."""
+        partition = self._find(key, index)
+        if partition is None:
+            raise ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "another broker leads this partition")
+        return partition
+
+    def find_readable(self, key: TopicKey, index: int) -> Partition:
+        """The same, or a follower: what a consumer may read from."""
+        partition = self._find(key, index) or self._held.get(TopicPartition(self._name(key), index))
+        if partition is None:
+            raise ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "this broker has no replica of this partition")
+        return partition
+
+    def _find(self, key: TopicKey, index: int) -> Partition | None:
         partitions = self._topics.get(key)
         if partitions is None:
             code, text = _UNKNOWN[type(key)]
             raise ApiError(code, text)
         if not 0 <= index < len(partitions):
             raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"partition {index} does not exist")
-        partition = partitions[index]
-        if partition is None:
-            raise ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "another broker leads this partition")
-        return partition
+        return partitions[index]
 
-    def get(self, topic: str, index: int) -> Partition | None:
-        partitions = self._topics.get(topic)
+    def _name(self, key: TopicKey) -> str:
+        if isinstance(key, str):
+            return key
+        topic = self._image.topics_by_id.get(uuid.UUID(bytes=key))
+        return "" if topic is None else topic.name
+
+    def led(self, key: TopicKey, index: int) -> Partition | None:
+        """The partition, if this broker leads it."""
+        partitions = self._topics.get(key)
         return partitions[index] if partitions and 0 <= index < len(partitions) else None
+
+    def held(self, topic: str, index: int) -> Partition | None:
+        """The replica, leader or follower, if this broker has one."""
+        return self._held.get(TopicPartition(topic, index))
+
+    get = held
+
+    def leader_of(self, key: TopicKey, index: int) -> tuple[int, int] | None:
+        """Who leads a partition, and in which epoch, as far as the image knows: a hint for a client that came here."""
+        topic = self._image.topic(key) if isinstance(key, str) else self._image.topics_by_id.get(uuid.UUID(bytes=key))
+        if topic is None or not 0 <= index < len(topic.partitions):
+            return None
+        state = topic.partitions[index]
+        return (state.leader, state.leader_epoch) if self._image.is_live(state.leader) else None
 
     def watermarks(self, places: Iterable[tuple[TopicKey, int]]) -> list[Watermark]:
         """The high watermarks of those places that exist, for a long poll to watch."""
         marks = []
         for key, index in places:
             partitions = self._topics.get(key)
-            if partitions and 0 <= index < len(partitions) and (partition := partitions[index]) is not None:
+            if partitions is None or not 0 <= index < len(partitions):
+                continue
+            partition = partitions[index] or self._held.get(TopicPartition(self._name(key), index))
+            if partition is not None:
                 marks.append(partition.high_watermark)
         return marks
 
+    def high_watermarks(self) -> dict[TopicPartition, int]:
+        """Of every replica, for the checkpoint that the next start takes them from."""
+        return {place: partition.known_high_watermark for place, partition in self._held.items()}
+
     def directory_failed(self, directory: LogDirectory) -> None:
-        """A disk is gone: whoever waits for its partitions is told."""
+        """A disk is gone: whoever waits for its partitions is told, and another replica should lead them."""
         lost = ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(directory.failure))
         for partition in self:
             if TopicPartition(partition.topic, partition.index) in directory.logs:
                 partition.high_watermark.fail(lost)
+                self.followed.forget(partition)
+                if partition.is_leader and self.wants_isr is not None:
+                    self.wants_isr(partition)
 
     def begin_closing(self) -> None:
         """Let every long poll answer with what there is."""
@@ -112,83 +197,154 @@ class Replicas:
     def load(self, image: ClusterImage) -> None:
         """Take over everything the image holds; the logs stay closed."""
         self._image = image
+        self.followed.brokers_changed(image)
         for topic in image.topics.values():
-            self._add(topic)
+            self._take(topic, range(len(topic.partitions)))
 
-        known = {TopicPartition(partition.topic, partition.index) for partition in self}
-        strays = [place for place in self._log_dirs.logs() if place not in known]
+        strays = [place for place in self._log_dirs.logs() if place not in self._held]
         if strays:
             logger.warning(
-                "%d logs belong to no topic of this cluster and are left alone, among them %s", len(strays), strays[0]
+                "%d logs belong to no topic of this broker and are left alone, among them %s", len(strays), strays[0]
             )
 
     def apply(self, old: ClusterImage, new: ClusterImage, changes: ChangeSet) -> None:
         """Follow one delta."""
         self._image = new
+        touched: dict[uuid.UUID, set[int]] = {}
         for change in changes:
             if isinstance(change, TopicDeleted):
-                self._remove(old.topics_by_id[change.topic_id])
-            elif isinstance(change, TopicCreated | PartitionsAdded):
-                topic = new.topics_by_id.get(change.topic_id)
-                if topic is not None:  # created and deleted again within one delta
-                    self._add(topic)
+                self._remove(old.topics_by_id.get(change.topic_id))
+            elif isinstance(change, TopicCreated):
+                touched[change.topic_id] = set(range(len(change.partitions)))
+            elif isinstance(change, PartitionsAdded):
+                count = len(new.topics_by_id[change.topic_id].partitions) if change.topic_id in new.topics_by_id else 0
+                touched.setdefault(change.topic_id, set()).update(range(count - len(change.partitions), count))
+            elif isinstance(change, PartitionChanged):
+                touched.setdefault(change.topic_id, set()).add(change.index)
             elif isinstance(change, ConfigChanged):
                 self._reconfigure(change)
+        if any(isinstance(change, BrokerRegistered | BrokerFenced) for change in changes):
+            self.followed.brokers_changed(new)
+        for topic_id, indexes in touched.items():
+            topic = new.topics_by_id.get(topic_id)
+            if topic is not None:  # created and deleted again within one delta
+                self._take(topic, sorted(indexes))
 
-    def _add(self, topic: TopicImage) -> None:
-        partitions = self._topics.setdefault(topic.name, [])
-        self._topics[topic.topic_id.bytes] = partitions
-        added = []
-        for index in range(len(partitions), len(topic.partitions)):
+    def _take(self, topic: TopicImage, indexes: Iterable[int]) -> None:
+        """Give these partitions of a topic the roles that the image says."""
+        slots = self._topics.setdefault(topic.name, [])
+        self._topics[topic.topic_id.bytes] = slots
+        slots.extend([None] * (len(topic.partitions) - len(slots)))
+        led: list[Partition] = []
+        unled: list[Partition] = []
+        for index in indexes:
             state = topic.partitions[index]
-            partition = None
-            if state.leader == self._broker_id:
-                partition = self._make(topic, index, state.leader_epoch)
-                added.append(partition)
-            partitions.append(partition)
-        if added:
-            for listener in self.on_added:
-                listener(topic.name, added)
+            before = slots[index]
+            epoch_before = None if before is None else before.leader_epoch
+            partition = slots[index] = self._take_one(topic, index, state)
+            if before is not None and partition is None:
+                unled.append(before)
+            elif partition is not None and partition.leader_epoch != epoch_before:
+                led.append(partition)
+        for listeners, partitions in ((self.on_unled, unled), (self.on_led, led)):
+            if partitions:
+                for listener in listeners:
+                    listener(topic.name, partitions)
 
-    def _make(self, topic: TopicImage, index: int, leader_epoch: int) -> Partition:
+    def _take_one(self, topic: TopicImage, index: int, state: PartitionState) -> Partition | None:
+        """The replica in its new role; returned only where this broker leads it."""
         place = TopicPartition(topic.name, index)
-        return Partition(
+        partition = self._held.get(place)
+        if self._broker_id not in state.replicas:
+            if partition is not None:
+                self._drop(partition, ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{place} was moved to other brokers"))
+            return None
+        if partition is None:
+            partition = self._held[place] = self._make(topic, index)
+        if state.leader == self._broker_id:
+            self.followed.forget(partition)
+            partition.lead(state)
+            return partition
+        partition.follow(state)
+        self.followed.assign(partition)
+        return None
+
+    def _make(self, topic: TopicImage, index: int) -> Partition:
+        place = TopicPartition(topic.name, index)
+        partition = Partition(
             topic.name,
             index,
             topic.topic_id,
-            leader_epoch=leader_epoch,
             open_log=lambda: self._open_log(place, topic.topic_id),
             clock=self._clock,
+            broker_id=self._broker_id,
+            high_watermark=self._log_dirs.high_watermarks.get(place, 0),
+            max_lag_s=self._config.get_int("replica.lag.time.max.ms") / 1000,
         )
+        partition.min_insync_replicas = self._topic_config(topic.name).min_insync_replicas
+        partition.wants_isr = self.wants_isr
+        partition.is_eligible = self._is_eligible
+        return partition
+
+    def _is_eligible(self, broker_id: int, broker_epoch: int) -> bool:
+        broker = self._image.brokers.get(broker_id)
+        return broker is not None and not broker.fenced and broker_epoch in {-1, broker.broker_epoch}
 
     def _open_log(self, place: TopicPartition, topic_id: uuid.UUID) -> Log:
-        """The partition's log, new or as it was; one that was made for an earlier topic of that name is set aside."""
+        """The partition's log, new or as it was; one that was made for an earlier topic of that name is set aside.
+
+        A follower whose log is damaged begins anew with what its leader has. A leader never does: what is damaged
+        there may be the only copy.
+        """
         config = self._log_config(place.topic)
         existing = self._log_dirs.get(place)
         if existing is not None:
             found_id = self._log_dirs.topic_id(place)
-            if found_id in (None, topic_id):
+            if found_id in (None, topic_id) and not self._is_hopeless(place, existing):
                 if found_id is None:
                     self._log_dirs.set_topic_id(place, topic_id)
                 existing.apply_config(config)
                 return existing
             kept = self._log_dirs.set_aside(place)
-            logger.warning("%s is a new topic; the log of an earlier one of that name is kept as %s", place, kept)
+            if found_id in (None, topic_id):
+                logger.error("the log of %s is damaged, kept as %s, and fetched again from its leader", place, kept)
+            else:
+                logger.warning("%s is a new topic; the log of an earlier one of that name is kept as %s", place, kept)
         return self._log_dirs.create_log(place, topic_id, config)
 
-    def _remove(self, topic: TopicImage) -> None:
-        partitions = self._topics.pop(topic.name, [])
+    def _is_hopeless(self, place: TopicPartition, log: Log) -> bool:
+        partition = self._held.get(place)
+        if not isinstance(log.failure, CorruptLogError) or partition is None or partition.is_leader:
+            return False
+        return self._broker_id not in partition.state.isr
+
+    def _remove(self, topic: TopicImage | None) -> None:
+        if topic is None:  # created and deleted within one delta
+            return
+        slots = self._topics.pop(topic.name, [])
         self._topics.pop(topic.topic_id.bytes, None)
-        removed = [partition for partition in partitions if partition is not None]
+        led = [partition for partition in slots if partition is not None]
         gone = ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {topic.name} was deleted")
-        for partition in removed:
-            partition.close(gone)
-            try:
-                self._log_dirs.delete_log(TopicPartition(topic.name, partition.index))
-            except StorageError as error:
-                logger.error("the log of %s-%d could not be removed: %s", topic.name, partition.index, error)  # noqa: TRY400
-        for listener in self.on_removed:
-            listener(topic.name, removed)
+        for index in range(len(topic.partitions)):
+            partition = self._held.get(TopicPartition(topic.name, index))
+            if partition is not None:
+                self._drop(partition, gone)
+        if led:
+            for listener in self.on_unled:
+                listener(topic.name, led)
+        for deleted in self.on_deleted:
+            deleted(topic.name, topic.topic_id)
+
+    def _drop(self, partition: Partition, reason: ApiError) -> None:
+        place = TopicPartition(partition.topic, partition.index)
+        self._held.pop(place, None)
+        self._log_dirs.high_watermarks.pop(place, None)
+        self.followed.forget(partition)
+        partition.close(reason)
+        try:
+            self._log_dirs.delete_log(place)
+        except StorageError as error:
+            logger.error("the log of %s could not be removed: %s", place, error)  # noqa: TRY400
 
     # ------------------------------------------------------------------------------------------------------- settings
 
@@ -201,14 +357,22 @@ class Replicas:
         else:
             return
         for name in names:
-            partitions = [item for item in self._topics.get(name, ()) if item is not None and item.is_open]
-            if partitions:
-                config = self._log_config(name)
-                for partition in partitions:
+            places = (TopicPartition(name, index) for index in range(len(self._topics.get(name, ()))))
+            partitions = [partition for place in places if (partition := self._held.get(place)) is not None]
+            if not partitions:
+                continue
+            config, min_isr = self._log_config(name), self._topic_config(name).min_insync_replicas
+            for partition in partitions:
+                if partition.is_open:
                     partition.log.apply_config(config)
+                if partition.min_insync_replicas != min_isr:
+                    partition.set_min_insync_replicas(min_isr)
+
+    def _topic_config(self, topic: str) -> TopicConfig:
+        return topic_config(self._image.topic_overrides(topic), self._config)
 
     def _log_config(self, topic: str) -> LogConfig:
-        config = topic_config(self._image.topic_overrides(topic), self._config)
+        config = self._topic_config(topic)
         expiration_ms = self._config.get_int("producer.id.expiration.ms")
         return log_config(config, internal=topic in INTERNAL_TOPICS, producer_expiration_ms=expiration_ms)
 

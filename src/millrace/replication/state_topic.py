@@ -64,6 +64,8 @@ class StatePartition(Protocol):
     @property
     def log(self) -> StateLog: ...
 
+    def check_in_sync(self) -> None: ...
+
     def append(self, records: bytes, *, from_client: bool) -> StateAppend: ...
 
     async def wait_committed(self, last_offset: int) -> None: ...
@@ -113,7 +115,9 @@ class StateTopic:
         Raises ApiError where it cannot be appended; then nothing was.
         """
         records = [Record(delta, now_ms, key, value) for delta, (key, value) in enumerate(entries)]
-        return self._leading(index).append(encode_batch(records, base_offset=0), from_client=False)
+        partition = self._leading(index)
+        partition.check_in_sync()
+        return partition.append(encode_batch(records, base_offset=0), from_client=False)
 
     async def wait_committed(self, index: int, last_offset: int) -> None:
         """Return when the record is on every replica that counts. Cancellation changes nothing in the log."""

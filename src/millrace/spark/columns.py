@@ -235,8 +235,12 @@ def _decode_compiled(
         count, pos, status = kernels.walk_batches(data, pos, table, wanted.end_offset)
         if count:
             seen = int(table[count - 1, kernels.LAST_OFFSET]) + 1
-        rows = _rows_to_read(table[:count].tolist(), view, wanted, aborted)
-        for section, section_bytes in _sections(kernels, data, view, table, rows, wanted):
+        table = table[:count]
+        if aborted is None:
+            chosen = _rows_in_range(kernels, table, view, wanted)
+        else:
+            chosen = table[_rows_to_read(table.tolist(), view, wanted, aborted)]
+        for section, section_bytes in _sections(kernels, data, view, chosen, wanted):
             sections.append(section)
             size_bytes += section_bytes
             if size_bytes >= wanted.chunk_bytes:
@@ -249,17 +253,29 @@ def _decode_compiled(
     return chunks, wanted.next_offset(seen)
 
 
-def _rows_to_read(rows: list[list[int]], view: memoryview, wanted: _Wanted, aborted: _Aborted | None) -> list[int]:
-    """The rows of the table whose records are asked for, with their CRCs checked."""
+def _rows_in_range(kernels: ModuleType, table: Int64s, view: memoryview, wanted: _Wanted) -> Int64s:
+    """The rows of the table whose records are asked for, with their CRCs checked; no batch is hidden."""
+    left_out = (table[:, kernels.LAST_OFFSET] < wanted.start_offset) | (table[:, kernels.ATTRIBUTES] & CONTROL_BIT != 0)
+    if left_out.any():
+        table = table[~left_out]
+    if wanted.check_crcs:
+        begins = (table[:, kernels.START] - (HEADER_BYTES - CRC_START)).tolist()
+        ends, crcs = table[:, kernels.END].tolist(), table[:, kernels.CRC].tolist()
+        for begin, end, crc in zip(begins, ends, crcs, strict=True):
+            if crc32c(view[begin:end]) != crc:
+                raise _Damaged
+    return table
+
+
+def _rows_to_read(rows: list[list[int]], view: memoryview, wanted: _Wanted, aborted: _Aborted) -> list[int]:
+    """The same where batches of aborted transactions are hidden, which their order decides: the rows' numbers."""
     chosen: list[int] = []
     start_offset, check_crcs = wanted.start_offset, wanted.check_crcs
     for index, (start, end, _, last_offset, attributes, producer_id, crc, _, _, _) in enumerate(rows):
-        if aborted is None and (last_offset < start_offset or attributes & CONTROL_BIT):
-            continue
         begin = start - HEADER_BYTES
         if check_crcs and crc32c(view[begin + CRC_START : end]) != crc:
             raise _Damaged
-        if aborted is not None and aborted.hides(view[begin:end], attributes, producer_id, last_offset):
+        if aborted.hides(view[begin:end], attributes, producer_id, last_offset):
             continue
         if last_offset >= start_offset and not attributes & CONTROL_BIT:
             chosen.append(index)
@@ -267,22 +283,26 @@ def _rows_to_read(rows: list[list[int]], view: memoryview, wanted: _Wanted, abor
 
 
 def _sections(
-    kernels: ModuleType, data: Bytes, view: memoryview, table: Int64s, rows: list[int], wanted: _Wanted
+    kernels: ModuleType, data: Bytes, view: memoryview, table: Int64s, wanted: _Wanted
 ) -> Iterator[tuple[_Section, int]]:
     """The records of these rows: runs of uncompressed batches as they lie in `data`, others decompressed one by one."""
-    if not rows:
+    if not len(table):
         return
-    table = np.ascontiguousarray(table[rows])
-    starts, ends = table[:, kernels.START].tolist(), table[:, kernels.END].tolist()
-    codecs = (table[:, kernels.ATTRIBUTES] & _CODEC_MASK).tolist()
+    sizes = table[:, kernels.END] - table[:, kernels.START]
+    codecs = table[:, kernels.ATTRIBUTES] & _CODEC_MASK
+    total_bytes, max_section_bytes, chunk_bytes = int(sizes.sum()), wanted.max_section_bytes, wanted.chunk_bytes
+    if total_bytes < min(chunk_bytes, max_section_bytes) and not codecs.any():  # the usual case, without a loop
+        yield _Section(data, table, 0, len(table)), total_bytes
+        return
+    starts, ends, no_codec = table[:, kernels.START].tolist(), table[:, kernels.END].tolist(), int(Codec.NONE)
     run, run_bytes = 0, 0
-    for row, (start, end, codec) in enumerate(zip(starts, ends, codecs, strict=True)):
+    for row, (start, end, codec) in enumerate(zip(starts, ends, codecs.tolist(), strict=True)):
         size = end - start
-        if codec == Codec.NONE:
-            if size > wanted.max_section_bytes:
+        if codec == no_codec:
+            if size > max_section_bytes:
                 raise _Damaged
             run_bytes += size
-            if run_bytes >= wanted.chunk_bytes:
+            if run_bytes >= chunk_bytes:
                 yield _Section(data, table, run, row + 1), run_bytes
                 run, run_bytes = row + 1, 0
             continue
@@ -291,12 +311,12 @@ def _sections(
         run, run_bytes = row + 1, 0
         if codec > max(Codec):
             raise _Damaged
-        plain = decompress(Codec(codec), view[start:end], wanted.max_section_bytes)
+        plain = decompress(Codec(codec), view[start:end], max_section_bytes)
         table[row, kernels.START] = 0
         table[row, kernels.END] = len(plain)
         yield _Section(_as_array(plain), table, row, row + 1), len(plain)
-    if run < len(rows):
-        yield _Section(data, table, run, len(rows)), run_bytes
+    if run < len(table):
+        yield _Section(data, table, run, len(table)), run_bytes
 
 
 def _as_array(data: Buffer) -> Bytes:

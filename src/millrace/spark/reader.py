@@ -27,7 +27,6 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from pyspark.sql.types import StructType
 
 from millrace.client.cluster import ClusterClient
-from millrace.client.fetching import FetchAhead, FetchRange, read_range
 from millrace.client.requests import Fetched, TopicInfo
 from millrace.client.settings import ClientSettings
 from millrace.clock import SystemClock
@@ -51,8 +50,6 @@ except ImportError:  # Spark 4.1: latestOffset() has no arguments, and Trigger.A
         """Stands for the class of Spark 4.2."""
 
 
-READ_AHEAD_FROM: Final = 1_000
-"""Ranges of fewer offsets are a fetch or two: they are read without a thread."""
 TOPICS_MAX_AGE_S: Final = 1.0
 """An idle query polls a hundred times a second; topics and partitions are not listed that often."""
 SHRUNK_ATTEMPTS: Final = 5
@@ -435,6 +432,8 @@ class RangeReader:
             report([loss], fail=self._options.fail_on_data_loss)
 
     def _fetches_from(self, start: int) -> Iterator[Fetched]:
+        from millrace.client.fetching import FetchRange, read_range
+
         wanted = FetchRange(
             self._wanted.partition,
             start,
@@ -443,11 +442,7 @@ class RangeReader:
             max_bytes=self._options.fetch_max_bytes,
         )
         with kept_client(self._settings) as client:
-            if self._wanted.end - start < READ_AHEAD_FROM:
-                yield from read_range(client, wanted)
-                return
-            with FetchAhead(client, wanted) as ahead:
-                yield from ahead
+            yield from read_range(client, wanted)
 
     def _after_loss(self, error: ApiError) -> tuple[str, int]:
         """What to say of offsets that cannot be read, and where to go on."""

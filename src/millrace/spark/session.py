@@ -15,6 +15,7 @@ import importlib
 import importlib.util
 import os
 import shutil
+import socket
 import sys
 import tempfile
 import zipfile
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING, Final
 
 import millrace
 from millrace.errors import ConfigError, MillraceError
-from millrace.spark.java import find_java, home_for_spark
+from millrace.local.java import find_java, home_for_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -99,6 +100,11 @@ def prepare_environment() -> None:
     os.environ["JAVA_HOME"] = str(home_for_spark(java))
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    # numpy starts a thread per core in every Python process of Spark's, which has a task per core already.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    if hasattr(socket, "AF_UNIX"):
+        # The JVM and its Python processes then talk without TCP: less work, and no waiting for acknowledgements.
+        os.environ.setdefault("PYSPARK_UDS_MODE", "true")
 
 
 def use_installed_pyspark() -> None:

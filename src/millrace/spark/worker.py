@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import gc
+from typing import Final
 
-_settled = False
+_FREEZES: Final = 2
+"""Arrow, pandas and numba load much of themselves when they are first used: the second task has more to hide."""
+
+_tasks_begun = 0
 
 
 def settle() -> None:
@@ -13,10 +17,10 @@ def settle() -> None:
     PySpark's workers collect garbage after every task. Arrow, numba and pandas are some hundred thousand objects that
     live as long as the process, and walking over them takes longer than the rest of a small micro-batch.
     """
-    global _settled
-    if _settled:
+    global _tasks_begun
+    if _tasks_begun == _FREEZES:
         return
-    _settled = True
+    _tasks_begun += 1
     from pyspark import TaskContext
 
     from millrace.spark.compiled import load_kernels

@@ -572,6 +572,16 @@ class Log:
         data = self.read(offset, 0).data
         return Batch(read_header(data), memoryview(data))
 
+    def position_of(self, offset: int) -> LogPosition:
+        """Where the batch that begins at `offset` lies, or will lie; the offset must be a boundary between batches."""
+        if not self._loaded:
+            self._load()
+        if offset >= self._end.offset:
+            return self._end
+        hint = self._hints.get(offset)
+        segment, position = self._locate(offset) if hint is None else hint
+        return LogPosition(offset, segment.base_offset, position)
+
     # --- find by time and epoch ---------------------------------------------------------------------------------------
 
     def offset_for_time(self, timestamp_ms: int, limit: LogPosition | None = None) -> FoundOffset | None:
@@ -714,6 +724,9 @@ class Log:
         if not self._loaded:
             self._load()
         if offset >= self.end_offset:
+            # An epoch in which nothing was written begins at the very end, and the leader may not know it.
+            self._epochs.truncate_end(self.end_offset)
+            self._latest_epoch = self._epochs.latest
             return
         if offset <= self.start_offset:
             self.reset_to(offset)

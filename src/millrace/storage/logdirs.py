@@ -420,6 +420,16 @@ class LogDirs:
             except StorageError as error:
                 directory.fail(error)
 
+    def checkpoint_high_watermarks(self, high_watermarks: Mapping[TopicPartition, int]) -> None:
+        """Write what is committed of each replica: a hint for the next start, so that nothing depends on its age."""
+        for directory in self.directories:
+            if directory.failure is None:
+                here = {tp: offset for tp, offset in high_watermarks.items() if tp in directory.logs}
+                try:
+                    directory.render(checkpoint.HIGH_WATERMARKS, here)()
+                except StorageError as error:
+                    directory.fail(error)
+
     def checkpoint_start_offsets(self) -> None:
         """Make the effect of DeleteRecords last; once per request, whatever the number of partitions in it."""
         for directory in self.directories:

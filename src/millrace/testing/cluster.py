@@ -1,13 +1,15 @@
-"""A broker inside the test's own process: real sockets, real log files, on a thread and an event loop of its own.
+"""Brokers inside the test's own process: real sockets, real log files, on a thread and an event loop of their own.
 
     with Cluster() as cluster:
         cluster.create_topic("orders", partitions=3)
         client = AnyKafkaClient(cluster.bootstrap_servers)
 
-Made for speed, not for durability: metadata are kept in memory, nothing waits for a disk flush, and a group's first
-rebalance does not wait for more members. Not here: a broker that can be killed; a crash needs a process of its own.
+`Cluster(brokers=3)` is a cluster that replicates and elects leaders; `stop_broker(2)` and `start_broker(2)` let one go
+and come back. Made for speed, not for durability: metadata are kept in memory, nothing waits for a disk flush, and a
+group's first rebalance does not wait for more members. Not here: a broker that can be killed; a crash needs a process
+of its own.
 
-Invariants: the loop lives on the cluster's thread from `start` to `close`, and only that thread touches the broker;
+Invariants: the loop lives on the cluster's thread from `start` to `close`, and only that thread touches the brokers;
 after `close` there is no thread, socket or file left.
 """
 
@@ -37,6 +39,7 @@ from millrace.wire.schema import Request, Response
 
 HOST: Final = "127.0.0.1"
 STOP_TIMEOUT_S: Final = 30.0
+DEFAULT_REPLICAS: Final = 3
 _REQUEST_TIMEOUT_MS: Final = 10_000
 _CREATE_TOPICS_VERSION: Final = 7
 
@@ -45,23 +48,23 @@ R = TypeVar("R", bound=Response)
 
 
 class Cluster:
-    """One broker in this process. `start` and `close`, or use it as a context manager."""
+    """Brokers in this process, numbered from 1. `start` and `close`, or use it as a context manager."""
 
     def __init__(self, brokers: int = 1, *, settings: Mapping[str, str] | None = None) -> None:
         """`settings` are broker settings by their Kafka names; they win over the ones chosen here."""
-        if brokers != 1:
-            raise ConfigError(f"Cluster(brokers={brokers}): clusters of several brokers are not in this version")
+        if brokers < 1:
+            raise ConfigError(f"Cluster(brokers={brokers}): there must be at least one")
         self._settings = dict(settings or {})
-        self._port = 0
+        self._ports = dict.fromkeys(range(1, brokers + 1), 0)
         self._home: tempfile.TemporaryDirectory[str] | None = None
         self._database = Database()
-        self._broker: Broker | None = None
+        self._brokers: dict[int, Broker] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closing: asyncio.Event | None = None
         self._thread: threading.Thread | None = None
 
     def __repr__(self) -> str:
-        state = self.bootstrap_servers if self._broker is not None else "not running"
+        state = self.bootstrap_servers if self._brokers else "not running"
         return f"<Cluster {state}>"
 
     def __enter__(self) -> Self:
@@ -75,20 +78,25 @@ class Cluster:
 
     @property
     def bootstrap_servers(self) -> str:
-        """What a client is told: `127.0.0.1:PORT`. It stays the same over `restart`."""
+        """What a client is told: `127.0.0.1:PORT,...`. It stays the same over `restart`."""
         if self._thread is None:
             raise RuntimeError("the cluster is not running: use it in a with statement, or call start()")
-        return f"{HOST}:{self._port}"
+        return ",".join(f"{HOST}:{port}" for port in self._ports.values())
 
     @property
     def data_dir(self) -> Path:
-        """Where the broker keeps its logs."""
+        """Where the first broker keeps its logs."""
+        return self.data_dir_of(1)
+
+    def data_dir_of(self, broker_id: int) -> Path:
+        """Where a broker keeps its logs."""
         if self._home is None:
             raise RuntimeError("the cluster is not running")
-        return Path(self._home.name)
+        home = Path(self._home.name)
+        return home if len(self._ports) == 1 else home / f"broker-{broker_id}"
 
     def start(self) -> None:
-        """Start the broker; when this returns, clients can connect. Raises what the broker raised, leaving nothing."""
+        """Start the brokers; when this returns, clients can connect. Raises what the broker raised, leaving nothing."""
         if self._thread is not None:
             raise RuntimeError("the cluster is running already")
         self._home = tempfile.TemporaryDirectory(prefix="millrace-", ignore_cleanup_errors=True)
@@ -102,19 +110,30 @@ class Cluster:
             raise
 
     def close(self) -> None:
-        """Stop the broker, end its thread and remove its data. Harmless when it is not running."""
+        """Stop the brokers, end their thread and remove their data. Harmless when they are not running."""
         if self._loop is not None and self._closing is not None:
             self._loop.call_soon_threadsafe(self._closing.set)
         self._finish()
 
     def restart(self) -> None:
-        """Stop the broker cleanly and start it again on the same port, with the same data."""
+        """Stop the brokers cleanly and start them again on the same ports, with the same data."""
         self._on_loop(self._restart())
 
+    def stop_broker(self, broker_id: int) -> None:
+        """Stop one broker cleanly: it hands its leadership over first."""
+        self._on_loop(self._stop_broker(broker_id))
+
+    def start_broker(self, broker_id: int) -> None:
+        """Start a stopped broker again, on the same port, with the same data."""
+        self._on_loop(self._start_broker(broker_id))
+
     def create_topic(
-        self, name: str, partitions: int = 1, *, replication_factor: int = 1, config: Mapping[str, str] | None = None
+        self, name: str, partitions: int = 1, *, replication_factor: int = -1, config: Mapping[str, str] | None = None
     ) -> None:
-        """Create a topic and return when clients can use it; `ApiError` when the broker refuses."""
+        """Create a topic and return when clients can use it; `ApiError` when the broker refuses.
+
+        Unless told otherwise it has three replicas, or as many as there are brokers.
+        """
         request = CreateTopicsRequest(
             topics=[
                 CreateTopicsRequest.CreatableTopic(
@@ -149,40 +168,51 @@ class Cluster:
         self._closing = asyncio.Event()
         await self._database.attach()  # held by the cluster, so that metadata in memory outlive a restart
         try:
-            await self._start_broker()
+            for broker_id in self._ports:
+                await self._start_broker(broker_id)
             started.set_result(None)
             await self._closing.wait()
         finally:
-            await self._stop_broker()
+            await self._stop_brokers()
             await self._database.detach()
 
-    async def _start_broker(self) -> None:
+    async def _start_broker(self, broker_id: int) -> None:
+        if broker_id in self._brokers:
+            raise RuntimeError(f"broker {broker_id} is running")
+        replicas = min(len(self._ports), DEFAULT_REPLICAS)
         config = BrokerConfig.load(
             None,
             {
-                "node.id": "1",
-                "listeners": f"PLAINTEXT://{HOST}:{self._port}",
-                "log.dirs": str(self.data_dir),
+                "node.id": str(broker_id),
+                "listeners": f"PLAINTEXT://{HOST}:{self._ports[broker_id]}",
+                "log.dirs": str(self.data_dir_of(broker_id)),
                 "flush.mode": "os",
                 "group.initial.rebalance.delay.ms": "0",
+                "default.replication.factor": str(replicas),
+                "min.insync.replicas": str(max(replicas - 1, 1)),
                 **self._settings,
             },
         )
         # Data that are thrown away need no flush, not even at a clean stop.
         broker = Broker(config, store=EmbeddedStore(self._database), files=Files(sync=False))
         await broker.start()
-        self._broker = broker
+        self._brokers[broker_id] = broker
         # Not `broker.bootstrap`: a test may advertise another address, for a proxy in between.
-        self._port = broker.port
+        self._ports[broker_id] = broker.port
 
-    async def _stop_broker(self) -> None:
-        broker, self._broker = self._broker, None
+    async def _stop_broker(self, broker_id: int) -> None:
+        broker = self._brokers.pop(broker_id, None)
         if broker is not None:
             await broker.stop()
 
+    async def _stop_brokers(self) -> None:
+        for broker_id in list(self._brokers):
+            await self._stop_broker(broker_id)
+
     async def _restart(self) -> None:
-        await self._stop_broker()
-        await self._start_broker()
+        await self._stop_brokers()
+        for broker_id in self._ports:
+            await self._start_broker(broker_id)
 
     # On the caller's thread.
 
@@ -197,9 +227,9 @@ class Cluster:
         if thread is not None:
             thread.join(STOP_TIMEOUT_S)
             if thread.is_alive():
-                raise RuntimeError(f"the broker did not stop within {STOP_TIMEOUT_S:.0f} s")
+                raise RuntimeError(f"the brokers did not stop within {STOP_TIMEOUT_S:.0f} s")
         self._loop = self._closing = None
-        self._port = 0
+        self._ports = dict.fromkeys(self._ports, 0)
         self._database = Database()
         home, self._home = self._home, None
         if home is not None:
@@ -207,9 +237,9 @@ class Cluster:
 
     def _ask(self, key: ApiKey, version: int, request: Request, response_type: type[R]) -> R:
         """One request on a connection of its own."""
-        host, _, port = self.bootstrap_servers.rpartition(":")
+        port = next(self._ports[broker_id] for broker_id in self._brokers)
         header = RequestHeader(api_key=key, api_version=version, correlation_id=1, client_id="millrace-testing")
-        with socket.create_connection((host, int(port)), timeout=_REQUEST_TIMEOUT_MS / 1000 + 5) as connection:
+        with socket.create_connection((HOST, port), timeout=_REQUEST_TIMEOUT_MS / 1000 + 5) as connection:
             connection.sendall(encode_request(header, request))
             with connection.makefile("rb") as stream:
                 frame = stream.read(int.from_bytes(stream.read(4)))

@@ -51,6 +51,16 @@ class ProduceCall:
     topics: list[tuple[TopicKey, list[ProducePartition]]]
 
 
+class LeaderHint(NamedTuple):
+    """Where the client of a partition should have gone (KIP-951)."""
+
+    leader_id: int
+    leader_epoch: int
+    host: str
+    port: int
+    rack: str | None = None
+
+
 class ProduceResult(NamedTuple):
     """The answer for one partition of a Produce request."""
 
@@ -60,6 +70,7 @@ class ProduceResult(NamedTuple):
     log_append_time_ms: int = -1
     log_start_offset: int = -1
     error_message: str | None = None
+    leader: LeaderHint | None = None
 
 
 class FetchPartition(NamedTuple):
@@ -87,6 +98,7 @@ class FetchCall:
     topics: list[tuple[TopicKey, list[FetchPartition]]]
     forgotten: list[tuple[TopicKey, list[int]]]
     rack_id: str
+    replica_epoch: int = -1
 
 
 class FetchResult(NamedTuple):
@@ -98,6 +110,10 @@ class FetchResult(NamedTuple):
     last_stable_offset: int = -1
     log_start_offset: int = -1
     records: Buffer = b""
+    preferred_read_replica: int = -1
+    diverging: tuple[int, int] | None = None
+    """To a follower: the epoch up to which the logs agree, and where it ends here."""
+    leader: LeaderHint | None = None
 
 
 # ----------------------------------------------------------------------------------------------------------- reading
@@ -306,11 +322,12 @@ def _read_fetch(version: int, buf: memoryview, pos: int) -> FetchCall:
         rack_id, pos = _string(buf, pos, end, flexible=flexible)
         if rack_id is None:
             raise ProtocolError("the rack id is null")
+    replica_epoch = -1
     if flexible:
-        replica_id, pos = _read_fetch_tags(version, buf, pos, end, replica_id)
+        replica_id, replica_epoch, pos = _read_fetch_tags(version, buf, pos, end, replica_id)
     return FetchCall(
         replica_id, max_wait_ms, min_bytes, max_bytes, isolation_level, session_id, session_epoch, topics, forgotten,
-        rack_id or "",
+        rack_id or "", replica_epoch,
     )  # fmt: skip
 
 
@@ -341,23 +358,25 @@ def _read_fetch_partitions(version: int, buf: memoryview, pos: int, end: int) ->
 
 
 _REPLICA_STATE_TAG: Final = 1
+_REPLICA_STATE: Final = struct.Struct(">iq")
 
 
-def _read_fetch_tags(version: int, buf: memoryview, pos: int, end: int, replica_id: int) -> tuple[int, int]:
-    """The request's own tags: from v15 on the replica id travels there (KIP-903)."""
+def _read_fetch_tags(version: int, buf: memoryview, pos: int, end: int, replica_id: int) -> tuple[int, int, int]:
+    """The request's own tags: from v15 on the replica's id and epoch travel there (KIP-903)."""
     if buf[pos] == 0:
-        return replica_id, pos + 1
+        return replica_id, -1, pos + 1
     start = pos
+    replica_epoch = -1
     count, pos = _varint(buf, pos, end)
     for _ in range(min(count, MAX_TAGGED_FIELDS)):
         tag, pos = _varint(buf, pos, end)
         size, pos = _varint(buf, pos, end)
         if tag == _REPLICA_STATE_TAG and version >= 15:
-            if size < 4 or pos + size > end:
+            if size < _REPLICA_STATE.size or pos + size > end:
                 raise ProtocolError("a replica state runs past its bounds")
-            replica_id = _INT32.unpack_from(buf, pos)[0]
+            replica_id, replica_epoch = _REPLICA_STATE.unpack_from(buf, pos)
         pos += size
-    return replica_id, _skip_tags(buf, start, end)
+    return replica_id, replica_epoch, _skip_tags(buf, start, end)
 
 
 # ----------------------------------------------------------------------------------------------------------- writing
@@ -389,6 +408,36 @@ def _put_topic(out: bytearray, key: TopicKey, *, flexible: bool) -> None:
     out += raw
 
 
+LEADER_HINTS_FROM_PRODUCE: Final = 10
+ENDPOINTS_FROM_FETCH: Final = 16
+_DIVERGING: Final = struct.Struct(">BBiqx")
+_CURRENT_LEADER: Final = struct.Struct(">BBiix")
+
+
+def _diverging_tag(diverging: tuple[int, int]) -> bytes:
+    return _DIVERGING.pack(0, _DIVERGING.size - 2, *diverging)
+
+
+def _leader_tag(tag: int, hint: LeaderHint) -> bytes:
+    return _CURRENT_LEADER.pack(tag, _CURRENT_LEADER.size - 2, hint.leader_id, hint.leader_epoch)
+
+
+def _endpoints_tag(hints: list[LeaderHint]) -> bytes:
+    """Tag 0 of a whole response: where the leaders are that its partitions name."""
+    brokers = {hint.leader_id: hint for hint in hints}
+    body = bytearray()
+    _put_varint(body, len(brokers) + 1)
+    for hint in brokers.values():
+        body += _INT32.pack(hint.leader_id)
+        _put_nullable_text(body, hint.host, flexible=True)
+        body += _INT32.pack(hint.port)
+        _put_nullable_text(body, hint.rack, flexible=True)
+        body.append(0)
+    tag = bytearray(b"\x01\x00")
+    _put_varint(tag, len(body))
+    return bytes(tag + body)
+
+
 _FRAME: Final = struct.Struct(">ii")
 _PRODUCE_PARTITION: Final = struct.Struct(">ihqqq")
 _PRODUCE_PARTITION_V3: Final = struct.Struct(">ihqq")
@@ -402,12 +451,13 @@ def write_produce(
     out = bytearray(8)
     if flexible:
         out.append(0)
+    hints: list[LeaderHint] = []
     _put_count(out, len(topics), flexible=flexible)
     for key, partitions in topics:
         _put_topic(out, key, flexible=flexible)
         _put_count(out, len(partitions), flexible=flexible)
         for result in partitions:
-            index, error_code, base_offset, append_time_ms, start_offset, message = result
+            index, error_code, base_offset, append_time_ms, start_offset, message, hint = result
             if version >= 5:
                 out += _PRODUCE_PARTITION.pack(index, error_code, base_offset, append_time_ms, start_offset)
             else:
@@ -416,12 +466,17 @@ def write_produce(
                 _put_count(out, 0, flexible=flexible)  # record errors: a batch is accepted or refused whole
                 _put_nullable_text(out, message, flexible=flexible)
             if flexible:
-                out.append(0)
+                if hint is not None and version >= LEADER_HINTS_FROM_PRODUCE:
+                    hints.append(hint)
+                    out.append(1)
+                    out += _leader_tag(0, hint)
+                else:
+                    out.append(0)
         if flexible:
             out.append(0)
     out += b"\0\0\0\0"  # throttle time
     if flexible:
-        out.append(0)
+        out += _endpoints_tag(hints) if hints else b"\0"
     _FRAME.pack_into(out, 0, len(out) - 4, correlation_id)
     return (out,)
 
@@ -462,18 +517,20 @@ def write_fetch(correlation_id: int, version: int, reply: FetchReply) -> list[Bu
     out += b"\0\0\0\0"  # throttle time
     if version >= 7:
         out += struct.pack(">hi", reply.error_code, reply.session_id)
+    hints: list[LeaderHint] = []
     _put_count(out, len(reply.topics), flexible=flexible)
     for key, partitions in reply.topics:
         _put_topic(out, key, flexible=flexible)
         _put_count(out, len(partitions), flexible=flexible)
-        for index, error_code, high_watermark, stable_offset, start_offset, records in partitions:
+        for result in partitions:
+            index, error_code, high_watermark, stable_offset, start_offset, records, replica, diverging, hint = result
             if version >= 5:
                 out += _FETCH_RESULT.pack(index, error_code, high_watermark, stable_offset, start_offset)
             else:
                 out += _FETCH_RESULT_V4.pack(index, error_code, high_watermark, stable_offset)
             out += b"\0" if flexible else b"\xff\xff\xff\xff"  # aborted transactions: null
             if version >= 11:
-                out += b"\xff\xff\xff\xff"  # preferred read replica: none
+                out += b"\xff\xff\xff\xff" if replica < 0 else _INT32.pack(replica)
             size = len(records)
             if flexible:
                 _put_varint(out, size + 1)
@@ -484,12 +541,21 @@ def write_fetch(correlation_id: int, version: int, reply: FetchReply) -> list[Bu
                 records_bytes += size
                 out = bytearray()
                 buffers.append(out)
-            if flexible:
+            if not flexible:
+                continue
+            if diverging is None and hint is None:
                 out.append(0)
+                continue
+            out.append((diverging is not None) + (hint is not None))
+            if diverging is not None:
+                out += _diverging_tag(diverging)
+            if hint is not None:
+                out += _leader_tag(1, hint)
+                hints.append(hint)
         if flexible:
             out.append(0)
     if flexible:
-        out.append(0)
+        out += _endpoints_tag(hints) if hints and version >= ENDPOINTS_FROM_FETCH else b"\0"
     own_bytes = sum(len(buffer) for buffer in buffers[::2])
     _FRAME.pack_into(head, 0, own_bytes + records_bytes - 4, correlation_id)
     return buffers

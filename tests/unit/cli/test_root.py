@@ -19,6 +19,7 @@ SUBCOMMANDS = [
     *(["topics", verb] for verb in ("create", "list", "describe", "alter", "delete")),
     *(["groups", verb] for verb in ("list", "describe", "reset", "delete")),
     *(["pipeline", verb] for verb in ("list", "show", "copy", "run")),
+    *(["cluster", verb] for verb in ("describe", "elect", "reassign", "remove")),
     ["log", "dump"],
 ]
 
@@ -36,7 +37,7 @@ def test_every_command_has_help(words: list[str], capsys: pytest.CaptureFixture[
     assert run([*words, "--help"]) == 0
     out = capsys.readouterr().out
     assert f"Usage: millrace {' '.join(words)}" in out
-    if words not in (["topics"], ["groups"], ["log"], ["pipeline"]):
+    if words not in (["topics"], ["groups"], ["log"], ["pipeline"], ["cluster"]):
         assert "Example" in out
 
 
@@ -51,7 +52,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"millrace {__version__}\n"
 
 
-@pytest.mark.parametrize("argv", [[], ["topics"], ["groups"], ["log"]], ids=" ".join)
+@pytest.mark.parametrize("argv", [[], ["topics"], ["groups"], ["log"], ["cluster"]], ids=" ".join)
 def test_a_bare_noun_shows_its_help_once(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(argv) == 2
     captured = capsys.readouterr()
@@ -63,13 +64,14 @@ def test_a_bare_noun_shows_its_help_once(argv: list[str], capsys: pytest.Capture
     [
         (["tpoics", "list"], "did you mean 'topics'?"),
         (["frobnicate"], "the commands are up, broker"),
-        (["cluster", "describe"], "not in this version"),
+        (["cluster", "elect", "--partition", "1"], "--partition needs --topic"),
+        (["cluster", "reassign", "--status", "--drain", "1"], "exclude each other"),
+        (["cluster", "reassign", "--add-brokers", "four"], "--add-brokers wants ids such as 4,5"),
+        (["topics", "describe"], "which topics?"),
         (["pipeline", "show", "metrcs"], "did you mean 'metrics'?"),
         (["pipeline", "run", "metrics", "--option", "windw=1 minute"], "did you mean 'window'?"),
         (["pipeline", "run", "no/such.py"], "there is no file no/such.py"),
         (["pipeline", "run", "metrics", "--py-file", "no.py"], "--py-file: there is no file no.py"),
-        (["up", "--brokers", "3"], "clusters of several brokers are not in this version"),
-        (["up", "--zookeeper", "localhost:2181"], "not in this version"),
         (["up", "--set", "broken"], "--set wants name=value"),
         (["demo", "--brokers", "2"], "not in this version"),
         (["topics", "create"], "Missing argument"),
@@ -101,6 +103,7 @@ def test_wrong_usage_is_one_line_and_exit_code_2(
     ("argv", "says"),
     [
         (["topics", "list", "--bootstrap", "127.0.0.1:1"], "no broker answers at 127.0.0.1:1 (Connection refused)"),
+        (["cluster", "describe", "--bootstrap", "127.0.0.1:1"], "no broker answers (127.0.0.1:1"),
         (["log", "dump", "/nowhere/0.log"], "there is no file"),
         (["broker", "--config", "/nowhere/server.properties"], "there is no file"),
         (["up", "--set", "num.partitons=3"], "num.partitons"),
@@ -129,7 +132,7 @@ def test_the_environment_names_the_bootstrap(
     assert "127.0.0.1:2" in error_line(capsys)
 
 
-@pytest.mark.parametrize("argv", [["up", "--brokers", "2"], ["broker", "--config", "/nowhere"]])
+@pytest.mark.parametrize("argv", [["up", "--set", "broken"], ["broker", "--config", "/nowhere"]])
 def test_a_broker_does_not_pay_for_client_libraries(argv: list[str]) -> None:
     code = (
         "import sys\n"

@@ -1,4 +1,4 @@
-"""What the blocking connection adds to the other one: requests in flight, large frames, being interrupted."""
+"""What the blocking connection adds to the other one: requests in flight, large frames."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from millrace.client.blocking import BlockingConnection
+from millrace.client.blocking import BlockingConnection, ReceiveBuffer
 from millrace.client.sasl import SaslClient
 from millrace.errors import ApiError, ErrorCode, ProtocolError
 from millrace.wire.keys import ApiKey
@@ -79,20 +79,25 @@ def test_a_response_to_something_else() -> None:
         assert not connection.is_connected
 
 
-def test_interrupted_by_another_thread() -> None:
-    asked = threading.Event()
+def test_a_lent_buffer_is_for_one_response_after_another() -> None:
+    def answer(request: Any) -> FetchResponse:
+        data = FetchResponse.PartitionData(records=bytes([request.max_bytes]) * 5000, aborted_transactions=None)
+        return FetchResponse(responses=[FetchResponse.FetchableTopicResponse(topic="t", partitions=[data])])
 
-    def silent(request: Any) -> None:
-        asked.set()
+    buffer = ReceiveBuffer()
 
-    with FakeBroker({ApiKey.HEARTBEAT: silent}) as broker, connected(broker) as connection:
-        connection.interrupt()  # harmless before there is a connection
-        interrupter = threading.Thread(target=lambda: asked.wait(10) and connection.interrupt())
-        interrupter.start()
-        with pytest.raises(ApiError) as caught:
-            connection.request(HeartbeatRequest())
-        interrupter.join()
-        assert caught.value.code is ErrorCode.NETWORK_EXCEPTION
+    def records(pending: Any, lent: ReceiveBuffer | None) -> Any:
+        return connection.receive(pending, buffer=lent).responses[0].partitions[0].records
+
+    with FakeBroker({ApiKey.FETCH: answer}) as broker, connected(broker) as connection:
+        sent = [connection.send(FetchRequest(max_bytes=number), 12) for number in range(4)]
+        second = records(sent[1], buffer)
+        first = records(sent[0], buffer)  # it came before, and was held outside of the buffer
+        assert (second[0], first[0]) == (1, 0) and first.obj is not second.obj
+        third = records(sent[2], buffer)
+        assert third.obj is second.obj and second[0] == third[0] == 2
+        assert records(sent[3], None)[0] == 3 and third[0] == 2
+    assert len(buffer.room(1 << 20)) == 1 << 20 and third[0] == 2  # more room is new room
 
 
 def test_a_peer_that_sends_a_byte_now_and_then_does_not_hold_us() -> None:

@@ -208,29 +208,6 @@ def test_pickles_as_its_settings(client: ClusterClient) -> None:
         assert "t" in other.topics()
 
 
-def test_interrupted_from_another_thread(client: ClusterClient) -> None:
-    client.topics()
-    failures: list[ApiError] = []
-    waiting = threading.Event()
-
-    def fetch() -> None:
-        waiting.set()
-        try:
-            client.fetch(T0, 0, max_bytes=1000, max_wait_ms=60_000)
-        except ApiError as error:
-            failures.append(error)
-
-    reader = threading.Thread(target=fetch)
-    reader.start()
-    waiting.wait()
-    client.interrupt()
-    reader.join(10)
-    assert not reader.is_alive()
-    assert failures[0].code is ErrorCode.NETWORK_EXCEPTION
-    with pytest.raises(ApiError, match="interrupted"):
-        client.topics()
-
-
 # --- scripted brokers -------------------------------------------------------------------------------------------------
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from millrace.client.cluster import ClusterClient
-from millrace.client.fetching import FetchAhead, FetchRange, next_offset, read_range
+from millrace.client.fetching import FetchRange, next_offset, read_range
 from millrace.client.settings import ClientSettings
 from millrace.errors import ApiError, ErrorCode
 from millrace.model import TopicPartition
@@ -49,10 +49,6 @@ def values_of(fetches: Iterator[Any], start: int, end: int) -> list[int]:
     ]
 
 
-def threads() -> set[str]:
-    return {thread.name for thread in threading.enumerate() if thread.name.startswith("fetch ")}
-
-
 @pytest.fixture
 def filled() -> Iterator[ClientSettings]:
     with Cluster() as cluster:
@@ -69,35 +65,78 @@ def test_a_range_is_covered(filled: ClientSettings, start: int, end: int, max_by
     wanted = FetchRange(T0, start, end, max_bytes=max_bytes)
     with ClusterClient(filled) as client:
         for _ in range(2):  # a client that has read a range to its end is as good as new
-            with FetchAhead(client, wanted) as ahead:
-                assert values_of(iter(ahead), start, end) == list(range(start, end))
-            assert not threads()
+            assert values_of(read_range(client, wanted), start, end) == list(range(start, end))
 
 
-def test_closed_early_it_leaves_nothing(filled: ClientSettings) -> None:
-    with FetchAhead(ClusterClient(filled), FetchRange(T0, 0, 1000, max_bytes=1)) as ahead:
-        next(iter(ahead))
-        assert threads() == {"fetch t-0"}
-        assert "t-0, 0 to 1000" in repr(ahead)
-    assert not threads()
-    ahead.close()
-    with pytest.raises(RuntimeError, match="once"):
-        next(iter(ahead))
-    unread = FetchAhead(ClusterClient(filled), FetchRange(T0, 0, 1000))
-    unread.close()
+def connected(client: ClusterClient) -> bool:
+    return "0 connections" not in repr(client)
+
+
+def test_read_to_its_end_it_keeps_the_connection_and_closed_early_it_does_not(filled: ClientSettings) -> None:
+    with ClusterClient(filled) as client:
+        list(read_range(client, FetchRange(T0, 0, 1000)))
+        assert connected(client)
+        fetches = read_range(client, FetchRange(T0, 0, 1000, max_bytes=1))
+        next(fetches)
+        fetches.close()  # type: ignore[attr-defined]
+        assert not connected(client)  # an answer was under way that nobody will take
+        assert values_of(read_range(client, FetchRange(T0, 0, 1000)), 0, 1000) == list(range(1000))
+
+
+def test_the_next_fetch_is_under_way_before_an_answer_is_handed_out() -> None:
+    records = [encode_batch([Record(offset, 0, None, b"x")]) for offset in range(3)]
+    handed_out = 0
+    seen: list[tuple[int, int]] = []
+    asked = threading.Semaphore(0)
+
+    def answer(request: Any) -> FetchResponse:
+        offset = request.topics[0].partitions[0].fetch_offset
+        seen.append((offset, handed_out))
+        asked.release()
+        return answer_of(records[offset], high_watermark=3)
+
+    with scripted(b"") as broker, client_of(broker) as client:
+        broker.answers[ApiKey.FETCH] = answer
+        fetches = read_range(client, FetchRange(T0, 0, 3))
+        for number in range(3):
+            next(fetches)
+            for _ in range((2, 1, 0)[number]):  # the first, and each time the one after what is in our hands
+                assert asked.acquire(timeout=10)
+            handed_out += 1
+        assert next(fetches, None) is None
+    assert seen == [(0, 0), (1, 0), (2, 1)]
 
 
 def test_closed_while_the_broker_keeps_it_waiting(filled: ClientSettings) -> None:
-    with FetchAhead(ClusterClient(filled), FetchRange(T0, 990, 1001, max_wait_ms=60_000)) as ahead:
-        next(iter(ahead))  # the second fetch waits for offset 1000
-    assert not threads()
+    with ClusterClient(filled) as client:
+        fetches = read_range(client, FetchRange(T0, 990, 1001, max_wait_ms=60_000))
+        next(fetches)  # the second fetch waits for offset 1000
+        fetches.close()  # type: ignore[attr-defined]
+        assert not connected(client)
 
 
-def test_errors_are_raised_in_the_reader(filled: ClientSettings) -> None:
-    with FetchAhead(ClusterClient(filled), FetchRange(T0, 5000, 6000)) as ahead, pytest.raises(ApiError) as caught:
-        list(ahead)
+def test_an_offset_that_is_not_there(filled: ClientSettings) -> None:
+    with ClusterClient(filled) as client, pytest.raises(ApiError) as caught:
+        list(read_range(client, FetchRange(T0, 5000, 6000)))
     assert caught.value.code is ErrorCode.OFFSET_OUT_OF_RANGE
-    assert not threads()
+
+
+def test_the_answer_under_way_is_an_error_that_passes(filled: ClientSettings) -> None:
+    # Each second answer says that the leader has moved; `fetch` asks again, and reading goes on.
+    data = [encode_batch([Record(offset, 0, None, b"%d" % offset)]) for offset in range(6)]
+    answers = 0
+
+    def answer(request: Any) -> FetchResponse:
+        nonlocal answers
+        answers += 1
+        if answers % 2 == 0:
+            return answer_of(None, error_code=ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        return answer_of(data[request.topics[0].partitions[0].fetch_offset], high_watermark=6)
+
+    with scripted(b"") as broker, client_of(broker) as client:
+        broker.answers[ApiKey.FETCH] = answer
+        assert values_of(read_range(client, FetchRange(T0, 0, 6)), 0, 6) == list(range(6))
+    assert answers == 11
 
 
 def test_a_log_that_is_shorter_than_was_planned(filled: ClientSettings) -> None:
@@ -120,20 +159,21 @@ def test_connections_that_break_while_reading() -> None:
             with ClusterClient(settings) as client:
                 fill(client)
             proxy.cuts = iter([700, 1500, 2_500, 3, 4_000, 900])
-            with (
-                ClusterClient(settings_for(proxy.bootstrap)) as client,
-                FetchAhead(client, FetchRange(T0, 0, 1000, max_bytes=2_000)) as ahead,
-            ):
-                assert values_of(iter(ahead), 0, 1000) == list(range(1000))
+            with ClusterClient(settings_for(proxy.bootstrap)) as client:
+                fetches = read_range(client, FetchRange(T0, 0, 1000, max_bytes=2_000))
+                assert values_of(fetches, 0, 1000) == list(range(1000))
         assert proxy.cut == 6
+
+
+def answer_of(records: bytes | None, **fields: Any) -> FetchResponse:
+    data = FetchResponse.PartitionData(records=records, aborted_transactions=None, **fields)
+    return FetchResponse(responses=[FetchResponse.FetchableTopicResponse(topic="t", partitions=[data])])
 
 
 def scripted(records: bytes, **fields: Any) -> FakeBroker:
     broker = FakeBroker()
-    data = FetchResponse.PartitionData(records=records, aborted_transactions=None, **fields)
-    topic = FetchResponse.FetchableTopicResponse(topic="t", partitions=[data])
     broker.answers[ApiKey.METADATA] = lambda request: metadata([broker], {"t": [1]})
-    broker.answers[ApiKey.FETCH] = lambda request: FetchResponse(responses=[topic])
+    broker.answers[ApiKey.FETCH] = lambda request: answer_of(records, **fields)
     return broker
 
 

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace.cluster.controller import Controller
+from millrace.clock import ManualClock
+from millrace.cluster.controller import Controller, IsrProposal
 from millrace.cluster.image import ClusterImage
 from millrace.cluster.planning import AlterOp, ConfigAlteration, MorePartitions, NewTopic, Plan, TopicRef
 from millrace.config import BrokerConfig, topic_config
@@ -26,7 +27,7 @@ from millrace.metadata.deltas import (
     encode,
 )
 from millrace.metadata.embedded import Database, EmbeddedStore
-from support.metadata import ENDPOINT, running_controller
+from support.metadata import ENDPOINT, ControlPlane, running_controller
 
 
 async def test_a_new_cluster_has_an_id_a_broker_and_a_controller() -> None:
@@ -155,7 +156,11 @@ async def test_dynamic_broker_settings_reach_the_config(tmp_path: Path) -> None:
 
 def content(image: ClusterImage) -> tuple[object, ...]:
     """What must be the same after a restart: all but the epochs of the new run."""
-    return (image.cluster_id, dict(image.topics), dict(image.configs), image.next_producer_id, set(image.brokers))
+    topics = {
+        topic.name: (topic.topic_id, [(state.replicas, state.isr, state.leader) for state in topic.partitions])
+        for topic in image.topics.values()
+    }
+    return (image.cluster_id, topics, dict(image.configs), image.next_producer_id, set(image.brokers))
 
 
 operations = st.lists(
@@ -337,16 +342,6 @@ async def test_waiting_requests_are_answered_at_the_end() -> None:
         assert caught.value.code is ErrorCode.NOT_CONTROLLER
 
 
-async def test_a_second_broker_on_the_same_store_is_refused() -> None:
-    database = Database()
-    async with running_controller(EmbeddedStore(database)):
-        second = Controller(EmbeddedStore(database), BrokerConfig({"broker.id": "2"}))
-        await second.load()
-        with pytest.raises(StorageError, match="another broker is controller"):
-            await second.start([ENDPOINT])
-        await second.stop()
-
-
 async def test_a_cancelled_request_does_not_disturb_the_others() -> None:
     async with running_controller() as controller:
         doomed = asyncio.create_task(controller.create_topics([NewTopic("doomed")]))
@@ -354,3 +349,36 @@ async def test_a_cancelled_request_does_not_disturb_the_others() -> None:
         doomed.cancel()
         (outcome,) = await controller.create_topics([NewTopic("a")])
         assert outcome.error is None
+
+
+async def test_leadership_goes_back_to_preferred_leaders_from_time_to_time() -> None:
+    clock = ManualClock()
+    settings = {"leader.imbalance.check.interval.seconds": "30"}
+    async with ControlPlane(2, settings, clock=clock) as plane:
+        leading = plane.leading
+        await leading.create_topics([NewTopic("t", assignments=((0, (2, 1)),))])
+        state = leading.image.topics["t"].partitions[0]
+        away = IsrProposal(leading.image.topics["t"].topic_id, 0, state.leader_epoch, 0, ((1, -1),))
+        await leading.alter_partition(2, plane.controllers[2].broker_epoch, [away])
+        state = leading.image.topics["t"].partitions[0]
+        back = IsrProposal(leading.image.topics["t"].topic_id, 0, state.leader_epoch, 1, ((1, -1), (2, -1)))
+        await leading.alter_partition(1, leading.broker_epoch, [back])
+        assert leading.image.topics["t"].partitions[0].leader == 1
+        clock.advance(30)
+        async with asyncio.timeout(10):
+            while leading.image.topics["t"].partitions[0].leader != 2:
+                await asyncio.sleep(0)
+
+
+async def test_a_topic_that_comes_to_allow_unclean_election_gets_a_leader_at_once() -> None:
+    async with ControlPlane(2) as plane:
+        leading = plane.leading
+        await leading.create_topics([NewTopic("t", assignments=((0, (2, 1)),))])
+        alone = IsrProposal(leading.image.topics["t"].topic_id, 0, 0, 0, ((2, -1),))
+        await leading.alter_partition(2, plane.controllers[2].broker_epoch, [alone])
+        await plane.stop(2)
+        await plane.settled(lambda image: image.topics["t"].partitions[0].leader == -1)
+        allow = ConfigAlteration(ResourceType.TOPIC, "t", (("unclean.leader.election.enable", AlterOp.SET, "true"),))
+        assert await leading.alter_configs([allow]) == [None]
+        state = leading.image.topics["t"].partitions[0]
+        assert (state.leader, state.isr) == (1, (1,))

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import uuid
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
-from millrace.cluster.planning import NewTopic, Plan
-from millrace.errors import ErrorCode
+from millrace.cluster.planning import NewTopic
+from millrace.errors import ApiError, ErrorCode
 from millrace.handlers.cluster import describe_cluster, describe_topic_partitions, metadata
 from millrace.handlers.registry import load
-from millrace.metadata.deltas import BrokerRegistered, Change, Endpoint, PartitionChanged, PartitionState
-from millrace.model import ZERO_UUID
+from millrace.metadata.deltas import BrokerRegistered, Change, Endpoint, PartitionState, TopicCreated
+from millrace.model import ZERO_UUID, new_topic_id
 from millrace.wire.keys import ApiKey
 from millrace.wire.messages.cluster import (
     DescribeClusterRequest,
@@ -20,8 +21,8 @@ from millrace.wire.messages.cluster import (
     MetadataRequest,
     MetadataResponse,
 )
-from support.handling import Handling, handling
-from support.metadata import ENDPOINT
+from support.handling import Handling, deciding, handling
+from support.metadata import ENDPOINT, cluster_of
 
 Topic = MetadataRequest.MetadataRequestTopic
 
@@ -34,8 +35,9 @@ def codes(response: MetadataResponse) -> dict[str | None, int]:
     return {topic.name: topic.error_code for topic in response.topics}
 
 
-async def write(on: Handling, *changes: Change) -> None:
-    await on.controller.change(lambda _: Plan(None, changes))
+def cluster(*changes: Change) -> Handling:
+    """Broker 1 is the controller; the rest is in `changes`."""
+    return deciding(cluster_of(1).apply(changes))
 
 
 @pytest.mark.parametrize("version", range(14))
@@ -100,12 +102,13 @@ async def test_auto_creation_can_be_switched_off() -> None:
         assert codes(response) == {"new": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
 
 
-async def test_auto_creation_that_cannot_be_is_answered() -> None:
+async def test_auto_creation_that_cannot_be_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     async with handling({"default.replication.factor": "3"}) as on:
         response = await on.call(metadata, MetadataRequest(topics=named("new", "__consumer_offsets")), 9)
         assert codes(response) == {"new": ErrorCode.INVALID_REPLICATION_FACTOR, "__consumer_offsets": 0}
     async with handling() as on:
-        on.controller._controller_epoch = None  # as after a fence
+        unreachable = ApiError(ErrorCode.NOT_CONTROLLER, "there is no controller at the moment")
+        monkeypatch.setattr(on.controller, "ensure_topics", AsyncMock(side_effect=unreachable))
         response = await on.call(metadata, MetadataRequest(topics=named("new")), 9)
         assert codes(response) == {"new": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
 
@@ -151,64 +154,54 @@ async def test_allowed_operations() -> None:
     [(0, ErrorCode.LEADER_NOT_AVAILABLE), (5, ErrorCode.LEADER_NOT_AVAILABLE), (6, ErrorCode.LISTENER_NOT_FOUND)],
 )
 async def test_a_leader_without_this_listener(version: int, code: ErrorCode) -> None:
-    async with handling() as on:
-        (created,) = await on.controller.create_topics([NewTopic("a")])
-        await write(
-            on,
-            BrokerRegistered(2, 7, (Endpoint("INSIDE", "b2", 1),)),
-            PartitionChanged(created.topic_id, 0, PartitionState((2, 1), (2, 1), 2, 1, 1)),
-        )
-        response = await on.call(metadata, MetadataRequest(topics=named("a")), version)
-        (partition,) = response.topics[0].partitions
-        assert (partition.error_code, partition.leader_id) == (code, -1)
-        assert [broker.node_id for broker in response.brokers] == [1]
-        inside = await on.call(metadata, MetadataRequest(topics=named("a")), version, listener="INSIDE")
-        assert [(broker.node_id, broker.host) for broker in inside.brokers] == [(1, "told.example"), (2, "b2")]
-        assert inside.topics[0].partitions[0].leader_id == 2
+    on = cluster(
+        BrokerRegistered(2, 7, (Endpoint("INSIDE", "b2", 1),)),
+        TopicCreated("a", new_topic_id(), (PartitionState((2, 1), (2, 1), 2, 1, 1),)),
+    )
+    response = await on.call(metadata, MetadataRequest(topics=named("a")), version)
+    (partition,) = response.topics[0].partitions
+    assert (partition.error_code, partition.leader_id) == (code, -1)
+    assert [broker.node_id for broker in response.brokers] == [1]
+    inside = await on.call(metadata, MetadataRequest(topics=named("a")), version, listener="INSIDE")
+    assert [(broker.node_id, broker.host) for broker in inside.brokers] == [(1, "told.example"), (2, "b2")]
+    assert inside.topics[0].partitions[0].leader_id == 2
 
 
 @pytest.mark.parametrize("version", [0, 1, 5, 13])
 async def test_dead_replicas_and_leaders(version: int) -> None:
-    async with handling() as on:
-        (created,) = await on.controller.create_topics([NewTopic("a", 2)])
-        await write(
-            on,
-            BrokerRegistered(2, 7, (ENDPOINT,), fenced=True),
-            PartitionChanged(created.topic_id, 0, PartitionState((1, 2), (1,), 1, 1, 1)),
-            PartitionChanged(created.topic_id, 1, PartitionState((2,), (2,), -1, 1, 1)),
-        )
-        response = await on.call(metadata, MetadataRequest(topics=named("a")), version)
-        led, lost = response.topics[0].partitions
-        assert (lost.error_code, lost.leader_id) == (ErrorCode.LEADER_NOT_AVAILABLE, -1)
-        assert led.leader_id == 1
-        if version == 0:
-            assert led.error_code == ErrorCode.REPLICA_NOT_AVAILABLE and led.replica_nodes == [1]
-        else:
-            assert led.error_code == 0 and led.replica_nodes == [1, 2]
-        if version >= 5:
-            assert led.offline_replicas == lost.offline_replicas == [2]
+    states = (PartitionState((1, 2), (1,), 1, 1, 1), PartitionState((2,), (2,), -1, 1, 1))
+    on = cluster(BrokerRegistered(2, 7, (ENDPOINT,), fenced=True), TopicCreated("a", new_topic_id(), states))
+    response = await on.call(metadata, MetadataRequest(topics=named("a")), version)
+    led, lost = response.topics[0].partitions
+    assert (lost.error_code, lost.leader_id) == (ErrorCode.LEADER_NOT_AVAILABLE, -1)
+    assert led.leader_id == 1
+    if version == 0:
+        assert led.error_code == ErrorCode.REPLICA_NOT_AVAILABLE and led.replica_nodes == [1]
+    else:
+        assert led.error_code == 0 and led.replica_nodes == [1, 2]
+    if version >= 5:
+        assert led.offline_replicas == lost.offline_replicas == [2]
 
 
 @pytest.mark.parametrize("version", range(3))
 async def test_describe_cluster(version: int) -> None:
-    async with handling() as on:
-        await write(on, BrokerRegistered(2, 7, (ENDPOINT,), "right", fenced=True))
-        response = await on.call(describe_cluster, DescribeClusterRequest(), version)
-        assert (response.error_code, response.controller_id) == (0, 1)
-        assert response.cluster_id == on.controller.image.cluster_id
-        assert [broker.broker_id for broker in response.brokers] == [1]
-        assert response.cluster_authorized_operations == -(2**31)
-        request = DescribeClusterRequest(include_cluster_authorized_operations=True)
-        assert (await on.call(describe_cluster, request, version)).cluster_authorized_operations == 8096
-        if version >= 1:
-            for kind, code in ((2, ErrorCode.MISMATCHED_ENDPOINT_TYPE), (9, ErrorCode.UNSUPPORTED_ENDPOINT_TYPE)):
-                refused = await on.call(describe_cluster, DescribeClusterRequest(endpoint_type=kind), version)
-                assert refused.error_code == code and not refused.brokers
-        if version >= 2:
-            everybody = await on.call(describe_cluster, DescribeClusterRequest(include_fenced_brokers=True), version)
-            assert [(broker.broker_id, broker.is_fenced, broker.rack) for broker in everybody.brokers] == [
-                (1, False, None), (2, True, "right"),
-            ]  # fmt: skip
+    on = cluster(BrokerRegistered(2, 7, (ENDPOINT,), "right", fenced=True))
+    response = await on.call(describe_cluster, DescribeClusterRequest(), version)
+    assert (response.error_code, response.controller_id) == (0, 1)
+    assert response.cluster_id == on.controller.image.cluster_id
+    assert [broker.broker_id for broker in response.brokers] == [1]
+    assert response.cluster_authorized_operations == -(2**31)
+    request = DescribeClusterRequest(include_cluster_authorized_operations=True)
+    assert (await on.call(describe_cluster, request, version)).cluster_authorized_operations == 8096
+    if version >= 1:
+        for kind, code in ((2, ErrorCode.MISMATCHED_ENDPOINT_TYPE), (9, ErrorCode.UNSUPPORTED_ENDPOINT_TYPE)):
+            refused = await on.call(describe_cluster, DescribeClusterRequest(endpoint_type=kind), version)
+            assert refused.error_code == code and not refused.brokers
+    if version >= 2:
+        everybody = await on.call(describe_cluster, DescribeClusterRequest(include_fenced_brokers=True), version)
+        assert [(broker.broker_id, broker.is_fenced, broker.rack) for broker in everybody.brokers] == [
+            (1, False, None), (2, True, "right"),
+        ]  # fmt: skip
 
 
 # --- DescribeTopicPartitions ------------------------------------------------------------------------------------------
@@ -271,3 +264,19 @@ async def test_unknown_topics_and_bad_cursors() -> None:
         request.cursor = DescribeTopicPartitionsRequest.Cursor(topic_name="m", partition_index=-1)
         response = await on.call(describe_topic_partitions, request, 0)
         assert {topic.error_code for topic in response.topics} == {ErrorCode.INVALID_REQUEST}
+
+
+async def test_pages_tell_of_missing_leaders() -> None:
+    states = (
+        PartitionState((1, 2), (1, 2), 1, 3),
+        PartitionState((2, 1), (2, 1), 2, 4),
+        PartitionState((2,), (2,), -1, 5),
+    )
+    on = cluster(BrokerRegistered(2, 7, (ENDPOINT,), fenced=True), TopicCreated("a", new_topic_id(), states))
+    wanted = [DescribeTopicPartitionsRequest.TopicRequest(name="a")]
+    response = await on.call(describe_topic_partitions, DescribeTopicPartitionsRequest(topics=wanted), 0)
+    gone = ErrorCode.LEADER_NOT_AVAILABLE
+    assert [
+        (each.error_code, each.leader_id, each.leader_epoch, each.offline_replicas)
+        for each in response.topics[0].partitions
+    ] == [(0, 1, 3, [2]), (gone, -1, 4, [2]), (gone, -1, 5, [2])]

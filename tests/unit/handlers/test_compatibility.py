@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from millrace.handlers import registry
+from millrace.handlers.api_versions import _listed
 from millrace.handlers.compatibility import compatibility_markdown
+from millrace.wire.keys import ApiKey
 from millrace.wire.messages import request_class
 
 PAGE = Path(__file__).parents[3] / "docs" / "compatibility.md"
@@ -20,3 +22,10 @@ def test_every_handler_says_what_it_does_and_serves_only_declared_versions() -> 
         assert api.doc, api.key.name
         declared = request_class(api.key)
         assert declared.min_version <= api.min_version <= api.max_version <= declared.max_version, api.key.name
+
+
+def test_what_brokers_say_to_each_other_is_served_and_not_advertised() -> None:
+    internal = {api.key for api in registry.load().values() if api.internal}
+    assert internal == {ApiKey.ALTER_PARTITION, ApiKey.BROKER_HEARTBEAT, ApiKey.ALLOCATE_PRODUCER_IDS}
+    advertised = {listed.api_key for listed in _listed()}
+    assert advertised == set(registry.load()) - internal

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
 
 from millrace.errors import ErrorCode
@@ -15,7 +18,8 @@ from millrace.handlers.groups import (
     list_groups,
     sync_group,
 )
-from millrace.model import CONSUMER_OFFSETS_TOPIC
+from millrace.metadata.deltas import BrokerRegistered, Endpoint, PartitionState, TopicCreated
+from millrace.model import CONSUMER_OFFSETS_TOPIC, new_topic_id
 from millrace.wire.messages.groups import (
     DeleteGroupsRequest,
     DescribeGroupsRequest,
@@ -28,6 +32,8 @@ from millrace.wire.messages.groups import (
 )
 from support.group_handling import GroupHandling, group_handling
 from support.groups import RANGE
+from support.handling import deciding
+from support.metadata import ENDPOINT, cluster_of
 
 Protocol = JoinGroupRequest.JoinGroupRequestProtocol
 Identity = LeaveGroupRequest.MemberIdentity
@@ -91,6 +97,21 @@ async def test_find_one_coordinator(version: int) -> None:
             assert refused.error_code == ErrorCode.INVALID_REQUEST
             assert (refused.node_id, refused.host, refused.port) == (-1, "", -1)
             assert "transactions" in refused.error_message
+
+
+async def test_the_coordinator_is_the_live_leader_of_the_groups_partition() -> None:
+    states = tuple(PartitionState((leader, 1), (leader, 1), leader) for leader in (1, 2, 3, -1))
+    there, dead = Endpoint("PLAINTEXT", "b2", 9), BrokerRegistered(3, 103, (ENDPOINT,), fenced=True)
+    changes = (BrokerRegistered(2, 102, (there,)), dead, TopicCreated(CONSUMER_OFFSETS_TOPIC, new_topic_id(), states))
+    on = deciding(cluster_of(1).apply(changes))
+    on.services.groups = cast("Any", SimpleNamespace(partition_for=int))
+    found = await on.call(find_coordinator, FindCoordinatorRequest(coordinator_keys=["0", "1", "2", "3"]), 4)
+    nobody = (ErrorCode.COORDINATOR_NOT_AVAILABLE, -1, "", -1)
+    assert [(each.error_code, each.node_id, each.host, each.port) for each in found.coordinators] == [
+        (0, 1, "told.example", 19092), (0, 2, "b2", 9), nobody, nobody,
+    ]  # fmt: skip
+    inside = await on.call(find_coordinator, FindCoordinatorRequest(coordinator_keys=["1"]), 4, listener="INSIDE")
+    assert inside.coordinators[0].error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
 
 
 @pytest.mark.parametrize("version", range(4, 7))

@@ -1,4 +1,4 @@
-"""DescribeLogDirs, at every version."""
+"""DescribeLogDirs and AlterReplicaLogDirs, at every version."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 from millrace.errors import ErrorCode, StorageError
-from millrace.handlers.log_dirs import describe_log_dirs
+from millrace.handlers.log_dirs import alter_replica_log_dirs, describe_log_dirs
 from millrace.model import TopicPartition
 from millrace.storage.logdirs import DirectoryDescription, LogDescription
-from millrace.wire.messages.log_dirs import DescribeLogDirsRequest
+from millrace.wire.messages.log_dirs import AlterReplicaLogDirsRequest, DescribeLogDirsRequest
 from support.handling import handling
 
 DIRECTORIES = [
@@ -29,13 +29,13 @@ DIRECTORIES = [
 
 
 class Held:
-    """Three partitions of topic a are held; the last was never written to."""
+    """Three partitions of topic a are held; the last was never written to. Two records of each are committed."""
 
     def __iter__(self) -> Iterator[SimpleNamespace]:
         return iter([SimpleNamespace(topic="a", index=index) for index in range(3)])
 
-    def get(self, topic: str, index: int) -> object | None:
-        return object() if topic == "a" else None
+    def held(self, topic: str, index: int) -> SimpleNamespace | None:
+        return SimpleNamespace(known_high_watermark=2) if topic == "a" and index < 3 else None
 
 
 @pytest.mark.parametrize("version", range(1, 6))
@@ -49,7 +49,7 @@ async def test_describe(version: int) -> None:
         assert [
             (topic.name, [(p.partition_index, p.partition_size, p.offset_lag) for p in topic.partitions])
             for topic in one.topics
-        ] == [("a", [(0, 10, 0), (1, 20, 0), (2, 0, 0)]), ("b", [(0, 30, -1)])]
+        ] == [("a", [(0, 10, 1), (1, 20, 0), (2, 0, 2)]), ("b", [(0, 30, -1)])]
         assert two.topics == []
         if version >= 4:
             assert (one.total_bytes, one.usable_bytes, two.total_bytes) == (1000, 400, -1)
@@ -58,3 +58,36 @@ async def test_describe(version: int) -> None:
         assert [(t.name, [p.partition_index for p in t.partitions]) for t in response.results[0].topics] == [("a", [1])]
         response = await on.call(describe_log_dirs, DescribeLogDirsRequest(topics=[]), version)
         assert response.results[0].topics == []
+
+
+@pytest.mark.parametrize("version", [1, 2])
+async def test_alter(version: int) -> None:
+    other = DirectoryDescription(Path("/data/three"), None, 1000, 400, ())
+    log_dirs = SimpleNamespace(describe=lambda: [*DIRECTORIES, other])
+    request = AlterReplicaLogDirsRequest(
+        dirs=[
+            AlterReplicaLogDirsRequest.AlterReplicaLogDir(
+                path=path,
+                topics=[AlterReplicaLogDirsRequest.AlterReplicaLogDirTopic(name=name, partitions=partitions)],
+            )
+            for path, name, partitions in (
+                ("/data/one", "a", [0, 7]),
+                ("/data/two", "a", [1]),
+                ("/data/three", "a", [2]),
+                ("/data/four", "b", [0]),
+            )
+        ]
+    )
+    async with handling(log_dirs=log_dirs, replicas=Held()) as on:
+        response = await on.call(alter_replica_log_dirs, request, version)
+    assert {
+        (topic.topic_name, each.partition_index): each.error_code
+        for topic in response.results
+        for each in topic.partitions
+    } == {
+        ("a", 0): ErrorCode.NONE,
+        ("a", 7): ErrorCode.REPLICA_NOT_AVAILABLE,
+        ("a", 1): ErrorCode.KAFKA_STORAGE_ERROR,
+        ("a", 2): ErrorCode.INVALID_REQUEST,
+        ("b", 0): ErrorCode.LOG_DIR_NOT_FOUND,
+    }

@@ -137,15 +137,3 @@ async def test_more_partitions(version: int) -> None:
         assert [len(on.controller.image.topics[name].partitions) for name in "ab"] == [3, 3]
         shrunk = await on.call(create_partitions, CreatePartitionsRequest(topics=topics[:1]), version)
         assert shrunk.results[0].error_code == ErrorCode.INVALID_PARTITIONS
-
-
-async def test_a_broker_that_is_not_controller_says_so() -> None:
-    async with handling() as on:
-        await on.controller.create_topics([NewTopic("a")])
-        on.controller._controller_epoch = None  # as after a fence
-        created = await on.call(create_topics, CreateTopicsRequest(topics=[Creatable(name="b")]), 7)
-        deleted = await on.call(delete_topics, DeleteTopicsRequest(topic_names=["a"]), 5)
-        wanted = CreatePartitionsRequest.CreatePartitionsTopic(name="a", count=2, assignments=None)
-        grown = await on.call(create_partitions, CreatePartitionsRequest(topics=[wanted]), 3)
-        found = {created.topics[0].error_code, deleted.responses[0].error_code, grown.results[0].error_code}
-        assert found == {ErrorCode.NOT_CONTROLLER}

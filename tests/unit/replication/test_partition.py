@@ -10,6 +10,7 @@ import pytest
 
 from millrace.clock import ManualClock
 from millrace.errors import ApiError, ErrorCode
+from millrace.metadata.deltas import PartitionState
 from millrace.replication.partition import Partition
 from millrace.storage.files import Files
 from millrace.storage.log import Log
@@ -25,7 +26,8 @@ class Rig:
     def __init__(self, directory: Path, config: LogConfig = CONFIG) -> None:
         self.clock = ManualClock(NOW_MS)
         self.log = Log.open(directory, config, clock=self.clock, files=Files())
-        self.partition = Partition("t", 0, uuid.uuid4(), leader_epoch=3, open_log=lambda: self.log, clock=self.clock)
+        self.partition = Partition("t", 0, uuid.uuid4(), open_log=lambda: self.log, clock=self.clock, broker_id=1)
+        self.partition.lead(PartitionState((1,), (1,), 1, leader_epoch=3))
 
     def fill(self, batches: int, records: int = 20) -> None:
         for _ in range(batches):

@@ -6,20 +6,34 @@ A store joins by adding a factory: called several times, it gives sessions on th
 from __future__ import annotations
 
 import asyncio
+import random
+import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from pathlib import Path
 
 import pytest
 
+from millrace.errors import StorageError
+from millrace.metadata.deltas import PartitionState, TopicCreated, encode
 from millrace.metadata.embedded import Database, EmbeddedStore
-from millrace.metadata.store import BrokerRegistration, Fenced, Member, Membership, MetadataStore, Snapshot, Trimmed
+from millrace.metadata.store import (
+    BrokerRegistration,
+    Fenced,
+    Member,
+    Membership,
+    MetadataStore,
+    SessionState,
+    Snapshot,
+    Trimmed,
+)
+from millrace.metadata.zookeeper import ZooKeeperStore
 from support.metadata import ENDPOINT
 
 NewSession = Callable[[], MetadataStore]
 
 
-def embedded_in_memory(_: Path) -> NewSession:
+def embedded_in_memory() -> NewSession:
     database = Database()
     return lambda: EmbeddedStore(database)
 
@@ -29,10 +43,19 @@ def embedded_in_a_file(directory: Path) -> NewSession:
     return lambda: EmbeddedStore(database)
 
 
-@pytest.fixture(params=[embedded_in_memory, embedded_in_a_file])
+def in_zookeeper(hosts: str) -> NewSession:
+    return lambda: ZooKeeperStore(hosts, session_timeout_ms=4000)
+
+
+@pytest.fixture(params=["memory", "file", "zookeeper"])
 def new_session(request: pytest.FixtureRequest, tmp_path: Path) -> NewSession:
-    factory: Callable[[Path], NewSession] = request.param
-    return factory(tmp_path)
+    match request.param:
+        case "memory":
+            return embedded_in_memory()
+        case "file":
+            return embedded_in_a_file(tmp_path)
+        case _:
+            return in_zookeeper(request.getfixturevalue("zookeeper_hosts"))
 
 
 @pytest.fixture
@@ -92,19 +115,35 @@ async def test_a_follower_waits_for_what_is_to_come(store: MetadataStore, new_se
 async def test_following_ends_with_the_session(store: MetadataStore, new_session: NewSession) -> None:
     follower = new_session()
     await follower.open()
+    seen = asyncio.Event()
 
     async def follow() -> list[tuple[int, bytes]]:
         return [delta async for delta in follower.follow(0)]
 
-    async def watch() -> list[Membership]:
-        return [membership async for membership in follower.membership()]
+    async def watch() -> None:
+        async for _ in follower.membership():
+            seen.set()
+
+    async def watch_session() -> list[SessionState]:
+        return [state async for state in follower.sessions()]
 
     following, watching = asyncio.create_task(follow()), asyncio.create_task(watch())
-    await asyncio.sleep(0)
+    states = asyncio.create_task(watch_session())
+    await seen.wait()
     await follower.close()
     await follower.close()  # harmless
     assert await following == []
-    assert len(await watching) == 1
+    await watching
+    assert await states == [SessionState.CONNECTED]
+
+
+async def test_a_closed_session_is_a_clear_error(store: MetadataStore) -> None:
+    epoch = await elected(store)
+    await store.close()
+    with pytest.raises(StorageError, match="closed"):
+        await store.append(b"late", epoch)
+    with pytest.raises(StorageError, match="closed"):
+        await store.read_snapshot()
 
 
 async def test_there_is_one_controller_and_its_epoch_is_new(store: MetadataStore, new_session: NewSession) -> None:
@@ -139,6 +178,22 @@ async def test_only_one_of_two_takes_over(store: MetadataStore, new_session: New
         await session.close()
 
 
+async def test_only_one_of_several_is_elected(store: MetadataStore, new_session: NewSession) -> None:
+    sessions = [store, *(new_session() for _ in range(3))]
+    for session in sessions[1:]:
+        await session.open()
+    for _ in range(5):
+        epochs = await asyncio.gather(*(session.elect(number) for number, session in enumerate(sessions)))
+        (winner,) = [number for number, epoch in enumerate(epochs) if epoch is not None]
+        membership = await members(sessions[(winner + 1) % 4])
+        assert (membership.controller_id, membership.controller_epoch) == (winner, epochs[winner])
+        await sessions[winner].close()
+        sessions[winner] = new_session()
+        await sessions[winner].open()
+    for session in sessions:
+        await session.close()
+
+
 async def test_controllership_ends_with_the_session(store: MetadataStore, new_session: NewSession) -> None:
     other = new_session()
     await other.open()
@@ -146,8 +201,19 @@ async def test_controllership_ends_with_the_session(store: MetadataStore, new_se
     first = await elected(other, 2)
     assert (await members(store)).controller_id == 2
     await other.close()
-    assert (await members(store)).controller_id is None
+    async with asyncio.timeout(10):
+        while (await members(store)).controller_id is not None:
+            pass
     assert await elected(store, 1) > first
+
+
+async def test_controllership_needs_no_registration(store: MetadataStore, new_session: NewSession) -> None:
+    other = new_session()
+    await other.open()
+    await elected(other, 2)
+    await other.close()
+    await elected(store, 1)
+    assert (await members(store)).controller_id == 1
 
 
 async def test_broker_epochs_only_grow(store: MetadataStore) -> None:
@@ -200,6 +266,55 @@ async def test_snapshots_replace_deltas(store: MetadataStore) -> None:
     assert await store.end() == 5
     assert await store.append(b"next", epoch) == 6
     assert await take(store, 5, 1) == [(6, b"next")]
+
+
+async def test_a_follower_that_is_behind_when_deltas_are_trimmed_is_told(
+    store: MetadataStore, new_session: NewSession
+) -> None:
+    follower = new_session()
+    await follower.open()
+    epoch = await elected(store)
+    for number in range(1, 4):
+        await store.append(bytes([number]), epoch)
+    deltas = follower.follow(0)
+    assert await anext(deltas) == (1, b"\x01")
+    for number in range(4, 101):
+        await store.append(bytes([number]), epoch)
+    await store.write_snapshot(Snapshot(100, b"a hundred"), epoch)
+    with pytest.raises(Trimmed):
+        async with asyncio.timeout(10):
+            async for _ in deltas:
+                pass
+    snapshot = await follower.read_snapshot()
+    assert snapshot == Snapshot(100, b"a hundred")
+    await store.append(b"next", epoch)
+    assert await take(follower, snapshot.index, 1) == [(101, b"next")]
+    await follower.close()
+
+
+async def test_an_older_snapshot_does_not_replace_a_newer_one(store: MetadataStore) -> None:
+    epoch = await elected(store)
+    for number in range(1, 6):
+        await store.append(bytes([number]), epoch)
+    await store.write_snapshot(Snapshot(4, b"four"), epoch)
+    await store.write_snapshot(Snapshot(2, b"two"), epoch)
+    assert await store.read_snapshot() == Snapshot(4, b"four")
+    assert await store.end() == 5
+    assert await take(store, 4, 1) == [(5, b"\x05")]
+
+
+async def test_large_deltas_and_snapshots_come_back_whole(store: MetadataStore) -> None:
+    states = tuple(PartitionState((1, 2, 3), (1, 2, 3), 1 + number % 3) for number in range(2000))
+    delta = encode([TopicCreated("big", uuid.UUID(int=7), states)])
+    noise = random.Random(1).randbytes(1_500_000)
+    epoch = await elected(store)
+    assert await store.append(delta, epoch) == 1
+    assert await take(store, 0, 1) == [(1, delta)]
+    await store.write_snapshot(Snapshot(1, noise), epoch)
+    assert await store.read_snapshot() == Snapshot(1, noise)
+    await store.append(b"", epoch)
+    await store.write_snapshot(Snapshot(2, b""), epoch)
+    assert await store.read_snapshot() == Snapshot(2, b"")
 
 
 async def test_everything_but_sessions_outlives_a_restart(tmp_path: Path) -> None:

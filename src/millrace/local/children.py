@@ -1,0 +1,74 @@
+"""What all child processes have in common: how they are started, and that they do not outlive their parent.
+
+A child runs in a session of its own, so that Ctrl-C reaches the parent alone, which then ends its children in its own
+order. Linux ends a child with its parent even if the parent is killed. That is bound to the *thread* that started the
+child, so all children are started from one thread of this module, which lives as long as the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import IO, Final
+
+_PR_SET_PDEATHSIG: Final = 1
+_starter: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="millrace-children")
+_libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+
+
+def spawn(
+    command: Sequence[str],
+    *,
+    log: IO[bytes],
+    stdout: int | IO[bytes] | None = None,
+    env: Mapping[str, str] | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start `command`; what it prints goes to `log`, its standard output to `stdout` if that is given."""
+
+    def start() -> subprocess.Popen[bytes]:
+        return subprocess.Popen(  # noqa: S603  # our own command lines
+            list(command),
+            stdin=subprocess.DEVNULL,
+            stdout=log if stdout is None else stdout,
+            stderr=log,
+            start_new_session=True,
+            preexec_fn=_end_with_parent(os.getpid()),  # noqa: PLW1509  # one prctl call, no locks
+            env=None if env is None else dict(env),
+        )
+
+    return _starter.submit(start).result()
+
+
+def _end_with_parent(parent_pid: int) -> Callable[[], None]:
+    def ask() -> None:
+        if _libc is not None:
+            _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != parent_pid:  # it has gone already
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    return ask
+
+
+def free_ports(host: str, count: int) -> list[int]:
+    """Ports that were free a moment ago, all different."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server((host, 0), family=family)) for _ in range(count)]
+        return [each.getsockname()[1] for each in sockets]
+
+
+def last_line(path: Path) -> str:
+    """The last line of a log, for an error of one line."""
+    try:
+        lines = path.read_text(errors="replace").strip().splitlines()
+    except OSError:
+        return ""
+    return lines[-1].strip() if lines else ""

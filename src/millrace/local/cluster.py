@@ -1,0 +1,131 @@
+"""A whole cluster on this machine: ZooKeeper, unless there is one, and broker processes.
+
+Files, below the directory it is given: `zookeeper/` (see `local.zookeeper`) and, for each broker, `broker-ID/` with
+`server.properties` (written at every start), `data`, `pid` and `log`. Ids count from 1, ports from the given one.
+Not here: what to do when a broker ends (`cli.up`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from millrace.clock import SystemClock
+from millrace.errors import ConfigError
+from millrace.local.brokers import START_TIMEOUT_S, STOP_TIMEOUT_S, BrokerProcess, write_properties
+from millrace.local.children import free_ports
+from millrace.local.zookeeper import ZooKeeperServers
+
+_CONNECTION_TIMEOUT_MS: Final = 30_000
+"""Brokers start beside ZooKeeper and wait for it, on a busy machine for a while."""
+
+
+def cluster_defaults(brokers: int) -> dict[str, str]:
+    """Settings that depend on the number of brokers; with three, one may die and acks=all goes on."""
+    copies = str(min(3, brokers))
+    values = {
+        "default.replication.factor": copies,
+        "offsets.topic.replication.factor": copies,
+        "transaction.state.log.replication.factor": copies,
+        "transaction.state.log.min.isr": str(min(2, brokers)),
+        # One person's machine: the first consumer of a group should not wait for others to join.
+        "group.initial.rebalance.delay.ms": "0",
+    }
+    if brokers >= 3:
+        values["min.insync.replicas"] = "2"
+    return values
+
+
+class LocalCluster:
+    """ZooKeeper and brokers as child processes. The addresses stay the same while brokers come and go."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        brokers: int,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        zookeeper: str | None = None,
+        zookeeper_nodes: int = 1,
+        settings: Mapping[str, str] | None = None,
+        log_level: str = "info",
+    ) -> None:
+        if port and port + brokers - 1 > 65535:
+            raise ConfigError(f"{brokers} ports from {port} upward do not exist")
+        self._clock = SystemClock()
+        self.directory = directory.absolute()
+        self.zookeeper = None if zookeeper else ZooKeeperServers(self.directory / "zookeeper", zookeeper_nodes)
+        self.zookeeper_hosts = zookeeper or (self.zookeeper.hosts if self.zookeeper else "")
+        ports = [port + number for number in range(brokers)] if port else free_ports(host, brokers)
+        self._settings = {**cluster_defaults(brokers), **(settings or {})}
+        self.brokers = {
+            broker_id: self._prepare(broker_id, host, each, log_level) for broker_id, each in enumerate(ports, start=1)
+        }
+
+    def __repr__(self) -> str:
+        return f"LocalCluster({self.directory}, ZooKeeper {self.zookeeper_hosts}, {list(self.brokers.values())})"
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.kill()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def bootstrap(self) -> str:
+        """Where clients connect: every broker that is ready."""
+        return ",".join(broker.bootstrap for broker in self.brokers.values() if broker.bootstrap)
+
+    def start(self, timeout_s: float = START_TIMEOUT_S) -> str:
+        """Start everything at once and return the addresses when every broker answers."""
+        if self.zookeeper is not None:
+            self.zookeeper.launch()
+        for broker in self.brokers.values():
+            broker.launch()
+        if self.zookeeper is not None:
+            self.zookeeper.wait_until_ready()
+        for broker in self.brokers.values():
+            broker.wait_until_ready(timeout_s)
+        return self.bootstrap
+
+    def stop(self) -> None:
+        """Stop the brokers cleanly, all at once, and then ZooKeeper, which they need for that."""
+        deadline = self._clock.monotonic() + STOP_TIMEOUT_S
+        for broker in self.brokers.values():
+            broker.ask_to_stop()
+        for broker in self.brokers.values():
+            broker.wait_stopped(max(deadline - self._clock.monotonic(), 0.0))
+        if self.zookeeper is not None:
+            self.zookeeper.stop()
+
+    def kill(self) -> None:
+        """kill -9 of everything."""
+        for broker in self.brokers.values():
+            broker.kill()
+        if self.zookeeper is not None:
+            for node in self.zookeeper.nodes:
+                self.zookeeper.kill(node)
+
+    def _prepare(self, broker_id: int, host: str, port: int, log_level: str) -> BrokerProcess:
+        home = self.directory / f"broker-{broker_id}"
+        address = f"[{host}]" if ":" in host else host
+        values = {
+            "node.id": str(broker_id),
+            "listeners": f"PLAINTEXT://{address}:{port}",
+            "log.dirs": str(home / "data"),
+            "zookeeper.connect": self.zookeeper_hosts,
+            "zookeeper.connection.timeout.ms": str(_CONNECTION_TIMEOUT_MS),
+            **self._settings,
+        }
+        write_properties(home / "server.properties", values)
+        return BrokerProcess(broker_id, home / "server.properties", log_level=log_level)

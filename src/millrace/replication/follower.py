@@ -1,0 +1,422 @@
+"""Copying from leaders: one task per leader fetches for all partitions that this broker follows it in.
+
+The same Fetch API as a consumer's, as a replica: a fetch offset promises that everything below it is here, and on disk
+in `flush.mode=group`, because the leader commits on the strength of it. So a fetch is sent only after what the last one
+brought was flushed.
+
+Truncation follows leader epochs: a fetch carries the epoch of the last record here, the leader answers where its log
+and this one part, and what lies beyond is cut (KIP-101, KIP-279, KIP-595).
+
+Not here: who leads (the image, through `replicas`), and when this replica counts (`isr`, on the leader's side).
+Owner: the event loop; a partition is fetched by one task at a time, and what arrives for an epoch that is over is
+dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from millrace.client.connection import Connection
+from millrace.errors import ApiError, ErrorCode, ProtocolError, StorageError
+from millrace.wire.messages.fetch import FetchRequest, FetchResponse
+
+if TYPE_CHECKING:
+    from millrace.clock import Clock
+    from millrace.cluster.image import ClusterImage
+    from millrace.config import BrokerConfig
+    from millrace.replication.partition import Partition
+
+logger = logging.getLogger(__name__)
+
+Address = tuple[str, int]
+
+FETCH_VERSION: Final = 16
+FIRST_PAUSE_S: Final = 0.02
+"""After the first failure; doubled for each that follows, up to replica.fetch.backoff.ms."""
+_FINAL_EPOCH: Final = 2**31 - 1
+_GRACE_MS: Final = 5_000
+
+
+@dataclass(frozen=True, slots=True)
+class FetchSettings:
+    """How much and how long a fetch may take."""
+
+    max_wait_ms: int
+    min_bytes: int
+    max_bytes: int
+    max_partition_bytes: int
+    max_pause_s: float
+    timeout_ms: int
+
+    @classmethod
+    def from_config(cls, config: BrokerConfig) -> FetchSettings:
+        return cls(
+            max_wait_ms=config.get_int("replica.fetch.wait.max.ms"),
+            min_bytes=config.get_int("replica.fetch.min.bytes"),
+            max_bytes=config.get_int("replica.fetch.response.max.bytes"),
+            max_partition_bytes=config.get_int("replica.fetch.max.bytes"),
+            max_pause_s=config.get_int("replica.fetch.backoff.ms") / 1000,
+            timeout_ms=config.get_int("replica.socket.timeout.ms"),
+        )
+
+
+class Fetchers:
+    """Every leader that this broker follows, and the partitions of each."""
+
+    def __init__(
+        self,
+        *,
+        broker_id: int,
+        broker_epoch: Callable[[], int],
+        listener: str,
+        settings: FetchSettings,
+        clock: Clock,
+        suspect: Callable[[int], None],
+    ) -> None:
+        """`suspect` is told which broker refuses connections."""
+        self.settings = settings
+        self.broker_id = broker_id
+        self.broker_epoch = broker_epoch
+        self.clock = clock
+        self.suspect = suspect
+        self._listener = listener
+        self._addresses: dict[int, Address] = {}
+        self._fetchers: dict[int, Fetcher] = {}
+        self._leaders: dict[Partition, int] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+        self._stopped = False
+
+    def __repr__(self) -> str:
+        return f"Fetchers({len(self._leaders)} partitions of {len(self._fetchers)} leaders)"
+
+    async def stop(self) -> None:
+        """Fetch nothing any more; returns when every task has ended."""
+        self._stopped = True
+        for leader in list(self._fetchers):
+            self._end(leader)
+        if self._ending:
+            await asyncio.wait(self._ending)
+
+    def assign(self, partition: Partition) -> None:
+        """Fetch from the leader that the partition's state names, in that epoch."""
+        leader = partition.state.leader
+        if self._leaders.get(partition) != leader:
+            self.forget(partition)
+        if leader < 0 or self._stopped:
+            return
+        self._leaders[partition] = leader
+        fetcher = self._fetchers.get(leader)
+        if fetcher is None:
+            fetcher = self._fetchers[leader] = Fetcher(leader, self)
+            fetcher.set_address(self._addresses.get(leader))
+        fetcher.put(partition)
+
+    def forget(self, partition: Partition) -> None:
+        """Do not fetch for it any more."""
+        leader = self._leaders.pop(partition, None)
+        if leader is None:
+            return
+        fetcher = self._fetchers[leader]
+        fetcher.remove(partition)
+        if fetcher.is_idle:
+            self._end(leader)
+
+    def brokers_changed(self, image: ClusterImage) -> None:
+        """Take over the addresses of the image."""
+        self._addresses = {}
+        for broker in image.brokers.values():
+            endpoint = broker.endpoint(self._listener)
+            if endpoint is not None:
+                self._addresses[broker.broker_id] = (endpoint.host, endpoint.port)
+        for leader, fetcher in self._fetchers.items():
+            fetcher.set_address(self._addresses.get(leader))
+
+    def _end(self, leader: int) -> None:
+        task = self._fetchers.pop(leader).task
+        task.cancel()
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+
+@dataclass(slots=True)
+class _Place:
+    """One followed partition: the epoch it is followed in, and what the leader's session knows of it."""
+
+    partition: Partition
+    leader_epoch: int
+    sent: tuple[int, int] | None = None
+    """Fetch offset and last epoch as last sent in this session; None where the session does not have it."""
+    failures: int = 0
+    not_before: float = 0.0
+
+
+class Fetcher:
+    """All that is followed of one leader."""
+
+    def __init__(self, leader: int, owner: Fetchers) -> None:
+        self.leader = leader
+        self.owner = owner
+        self.places: dict[tuple[uuid.UUID, int], _Place] = {}
+        self._address: Address | None = None
+        self._changed = asyncio.Event()
+        self._session: _Session | None = None
+        self._pause_s = 0.0
+        self.task = asyncio.get_running_loop().create_task(self._run(), name=f"fetch from broker {leader}")
+
+    def __repr__(self) -> str:
+        return f"Fetcher(broker {self.leader}, {len(self.places)} partitions)"
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.places
+
+    def put(self, partition: Partition) -> None:
+        key = (partition.topic_id, partition.index)
+        known = self.places.get(key)
+        if known is None or known.partition is not partition or known.leader_epoch != partition.leader_epoch:
+            self.places[key] = _Place(partition, partition.leader_epoch)
+            self._note_change()
+
+    def remove(self, partition: Partition) -> None:
+        self.places.pop((partition.topic_id, partition.index), None)
+        self._note_change()
+
+    def set_address(self, address: Address | None) -> None:
+        if address != self._address:
+            self._address = address
+            self._note_change()
+
+    def _note_change(self) -> None:
+        """Partitions or the address are not what the session was opened for: a new one is opened at once.
+
+        The fetch under way may wait for half a second, which a partition with a new leader must not. Nothing is lost
+        with its answer.
+        """
+        self._changed.set()
+        if self._session is not None:
+            self._session.end()
+
+    async def _run(self) -> None:
+        while True:
+            # What changes together, in one delta or a few, costs one session.
+            await asyncio.sleep(0)
+            self._changed.clear()
+            try:
+                await self._fetch_until_changed()
+                self._pause_s = 0.0
+                continue
+            except ProtocolError as error:
+                logger.error("broker %d does not speak the protocol: %s", self.leader, error)  # noqa: TRY400
+            except ApiError as error:
+                if self._changed.is_set():
+                    continue
+                self._note_failure(error)
+            except Exception:  # the root of the task: a bug must not end replication for good
+                logger.exception("fetching from broker %d failed", self.leader)
+            await self._pause()
+
+    def _note_failure(self, error: ApiError) -> None:
+        if not self._pause_s:
+            logger.warning("broker %d cannot be fetched from: %s", self.leader, error)
+        self.owner.suspect(self.leader)
+
+    async def _pause(self) -> None:
+        self._pause_s = min(max(self._pause_s * 2, FIRST_PAUSE_S), self.owner.settings.max_pause_s)
+        timer = self.owner.clock.call_later(self._pause_s, self._changed.set)
+        try:
+            await self._changed.wait()
+        finally:
+            timer.cancel()
+
+    async def _fetch_until_changed(self) -> None:
+        if self._address is None or not self.places:
+            await self._changed.wait()
+            return
+        connection = await Connection.open(
+            *self._address,
+            client_id=f"broker-{self.owner.broker_id}",
+            timeout_ms=self.owner.settings.timeout_ms,
+            clock=self.owner.clock,
+            negotiate=False,
+        )
+        if self._changed.is_set():
+            connection.abort()
+            return
+        self._session = session = _Session(self, connection)
+        try:
+            await session.fetch_until_ended()
+        finally:
+            self._session = None
+            connection.abort()
+
+
+class _Session:
+    """One fetch session on one connection: the leader remembers what was asked, and only changes are told (KIP-227)."""
+
+    def __init__(self, fetcher: Fetcher, connection: Connection) -> None:
+        self._leader = fetcher.leader
+        self._owner = fetcher.owner
+        self._clock = fetcher.owner.clock
+        self._connection = connection
+        self._places = dict(fetcher.places)
+        self._ended = False
+        self._wake = asyncio.Event()
+        self._session_id = 0
+        self._epoch = 0
+        for place in self._places.values():
+            place.sent = None
+            place.failures, place.not_before = 0, 0.0
+
+    def end(self) -> None:
+        self._ended = True
+        self._wake.set()
+        self._connection.abort()
+
+    async def fetch_until_ended(self) -> None:
+        touched: Iterable[_Place] = tuple(self._places.values())
+        while True:
+            await self._flush(touched)
+            if self._ended:
+                return
+            request = self._request()
+            timeout_ms = request.max_wait_ms + max(self._owner.settings.timeout_ms, _GRACE_MS)
+            response = await self._connection.request(request, FETCH_VERSION, timeout_ms=timeout_ms)
+            touched = self._take(response)
+
+    async def _flush(self, touched: Iterable[_Place]) -> None:
+        """Wait until what these partitions have may be promised."""
+        wake = self._wake
+        for place in touched:
+            partition = place.partition
+            while not self._ended and self._is_current(place) and not partition.is_flushed:
+                wake.clear()
+                partition.flush_watchers.add(wake.set)
+                try:
+                    await wake.wait()
+                finally:
+                    partition.flush_watchers.discard(wake.set)
+
+    def _is_current(self, place: _Place) -> bool:
+        partition = place.partition
+        return not partition.is_leader and partition.leader_epoch == place.leader_epoch
+
+    # ---------------------------------------------------------------------------------------------------------- asking
+
+    def _request(self) -> FetchRequest:
+        settings = self._owner.settings
+        now = self._clock.monotonic()
+        wait_ms = settings.max_wait_ms
+        topics: dict[uuid.UUID, FetchRequest.FetchTopic] = {}
+        forgotten: dict[uuid.UUID, FetchRequest.ForgottenTopic] = {}
+        for (topic_id, index), place in self._places.items():
+            if place.not_before > now:
+                wait_ms = min(wait_ms, max(int((place.not_before - now) * 1000), 1))
+                if place.sent is not None:
+                    place.sent = None
+                    gone = forgotten.setdefault(topic_id, FetchRequest.ForgottenTopic(topic_id=topic_id, partitions=[]))
+                    gone.partitions.append(index)
+                continue
+            position = place.partition.fetch_position()
+            if place.sent != position:
+                place.sent = position
+                topic = topics.setdefault(topic_id, FetchRequest.FetchTopic(topic_id=topic_id, partitions=[]))
+                topic.partitions.append(
+                    FetchRequest.FetchPartition(
+                        partition=index,
+                        current_leader_epoch=place.leader_epoch,
+                        fetch_offset=position[0],
+                        last_fetched_epoch=position[1],
+                        log_start_offset=place.partition.log.start_offset,
+                        partition_max_bytes=settings.max_partition_bytes,
+                    )
+                )
+        return FetchRequest(
+            replica_state=FetchRequest.ReplicaState(
+                replica_id=self._owner.broker_id, replica_epoch=self._owner.broker_epoch()
+            ),
+            max_wait_ms=wait_ms,
+            min_bytes=settings.min_bytes,
+            max_bytes=settings.max_bytes,
+            session_id=self._session_id,
+            session_epoch=self._epoch,
+            topics=list(topics.values()),
+            forgotten_topics_data=list(forgotten.values()),
+        )
+
+    # --------------------------------------------------------------------------------------------------------- copying
+
+    def _take(self, response: FetchResponse) -> list[_Place]:
+        """Take over what the leader sent; returns the partitions that have changed."""
+        if response.error_code:
+            raise ApiError(ErrorCode(response.error_code), f"broker {self._leader} ended the fetch session")
+        self._session_id = response.session_id
+        self._epoch = 1 if self._epoch == _FINAL_EPOCH else self._epoch + 1
+        if not self._session_id:
+            # The leader keeps no session for us: everything is told again.
+            self._epoch = 0
+            for place in self._places.values():
+                place.sent = None
+        touched = []
+        for topic in response.responses:
+            for answer in topic.partitions:
+                found = self._places.get((topic.topic_id, answer.partition_index))
+                if found is None or not self._is_current(found):
+                    continue
+                try:
+                    self._take_one(found, answer)
+                    found.failures = 0
+                    touched.append(found)
+                except StorageError as error:
+                    logger.error("%r cannot be copied to: %s", found.partition, error)  # noqa: TRY400
+                    self._delay(found)
+                except ApiError as error:
+                    level = logging.DEBUG if error.code in _PASSING else logging.WARNING
+                    logger.log(level, "%r cannot be copied now: %s", found.partition, error)
+                    self._delay(found)
+        return touched
+
+    def _delay(self, place: _Place) -> None:
+        longest_s = self._owner.settings.max_pause_s
+        place.not_before = self._clock.monotonic() + min(FIRST_PAUSE_S * 2**place.failures, longest_s)
+        place.failures = min(place.failures + 1, 10)
+
+    def _take_one(self, place: _Place, answer: FetchResponse.PartitionData) -> None:
+        partition = place.partition
+        code = answer.error_code
+        if code == ErrorCode.OFFSET_OUT_OF_RANGE:
+            self._start_over(partition, answer.log_start_offset)
+            return
+        if code:
+            raise ApiError(ErrorCode(code))
+        if answer.diverging_epoch.end_offset >= 0:
+            before = partition.log.end_offset
+            partition.truncate_to_leader(answer.diverging_epoch.epoch, answer.diverging_epoch.end_offset)
+            logger.info("%r was cut from %d to %d to follow its leader", partition, before, partition.log.end_offset)
+            return
+        if answer.records:
+            partition.append_from_leader(memoryview(answer.records), place.leader_epoch)
+        partition.follow_leader_marks(answer.high_watermark, answer.log_start_offset)
+
+    def _start_over(self, partition: Partition, leader_start: int) -> None:
+        """The leader has nothing at our offset: its log begins later, or an unclean election made it another log."""
+        if leader_start < 0:
+            raise ApiError(ErrorCode.OFFSET_OUT_OF_RANGE, "the leader does not say where its log begins")
+        logger.warning("%r starts over at offset %d, where its leader's log begins", partition, leader_start)
+        partition.restart_at(leader_start)
+
+
+_PASSING: Final = frozenset(
+    {
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.FENCED_LEADER_EPOCH,
+        ErrorCode.UNKNOWN_LEADER_EPOCH,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.UNKNOWN_TOPIC_ID,
+    }
+)
+"""What a leader says whose image is behind ours, or ahead: the next delta ends it."""

@@ -1,0 +1,302 @@
+"""Elections over random histories: brokers die, return and are fenced, leaders propose, people elect and move replicas.
+
+Beside the image stands a model of the data: for each partition, which brokers have every committed record. The worst is
+assumed at every step: whatever the ISR is, its leader commits something at once, and everybody outside the ISR lacks
+it. A leader that is not among those who have everything has lost acknowledged records.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from millrace.cluster.elections import (
+    ElectionKind,
+    IsrProposal,
+    plan_brokers,
+    plan_elections,
+    plan_isr,
+    plan_rebalance,
+    plan_registrations,
+)
+from millrace.cluster.image import ClusterImage
+from millrace.cluster.planning import Plan
+from millrace.cluster.reassignments import Reassignment, completed, plan_reassignments
+from millrace.errors import ErrorCode
+from millrace.metadata.deltas import BrokerRegistered, PartitionState, TopicCreated
+from millrace.model import TopicPartition
+from support.metadata import ENDPOINT, cluster_of
+
+TOPIC = "t"
+TOPIC_ID = uuid.UUID(int=7)
+BROKERS = (1, 2, 3, 4, 5)
+some_brokers = st.sets(st.sampled_from(BROKERS), min_size=1)
+ACCEPTED = {ErrorCode.NONE, ErrorCode.NEW_LEADER_ELECTED}
+
+
+class ElectionModel(RuleBasedStateMachine):
+    """One topic; every rule plans one change and applies it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.image = ClusterImage()
+        self.next_epoch = 1000
+        self.complete: list[set[int]] = []
+        self.leaders: dict[tuple[int, int], tuple[int, int]] = {}
+        self.unclean = False
+
+    @initialize(
+        assignments=st.lists(
+            st.lists(st.sampled_from(BROKERS), min_size=1, max_size=4, unique=True), min_size=1, max_size=3
+        )
+    )
+    def create(self, assignments: list[list[int]]) -> None:
+        partitions = tuple(PartitionState(tuple(a), tuple(a), a[0]) for a in assignments)
+        self.image = cluster_of(*BROKERS).apply((TopicCreated(TOPIC, TOPIC_ID, partitions),))
+        self.complete = [set(a) for a in assignments]
+        self.note_leaders()
+
+    # --- what happens -------------------------------------------------------------------------------------------------
+
+    def states(self, image: ClusterImage | None = None) -> tuple[PartitionState, ...]:
+        return (image or self.image).topics[TOPIC].partitions
+
+    def write(self, plan: Plan[Any], caught_up: dict[int, set[int]] | None = None, unclean: bool = False) -> None:
+        before, self.image = self.states(), self.image.apply(plan.changes)
+        for index, (old, new) in enumerate(zip(before, self.states(), strict=True)):
+            have = self.complete[index] | (caught_up or {}).get(index, set())
+            if new == old:
+                assert new.partition_epoch == old.partition_epoch
+            else:
+                assert new.partition_epoch == old.partition_epoch + 1
+                assert old.leader_epoch <= new.leader_epoch <= old.leader_epoch + 1
+                assert new.leader == old.leader or new.leader_epoch == old.leader_epoch + 1
+            if new.leader == -1:
+                # Only those who have everything may come back as leader.
+                assert set(new.isr) <= have or unclean
+            elif unclean and new.leader not in have:
+                assert new.isr == (new.leader,)
+                have = {new.leader}
+            assert set(new.isr) <= have, "a member of the ISR lacks committed records"
+            self.complete[index] = set(new.isr) if new.leader != -1 else have
+        self.note_leaders()
+
+    def note_leaders(self) -> None:
+        for index, state in enumerate(self.states()):
+            if state.leader != -1:
+                leader = (state.leader, self.image.brokers[state.leader].broker_epoch)
+                assert self.leaders.setdefault((index, state.leader_epoch), leader) == leader
+
+    def allows_unclean(self, _topic: str) -> bool:
+        return self.unclean
+
+    def epochs(self, brokers: set[int]) -> dict[int, int]:
+        return {broker_id: self.image.brokers[broker_id].broker_epoch for broker_id in brokers}
+
+    def incarnations(self, brokers: set[int]) -> list[BrokerRegistered]:
+        registrations = []
+        for broker_id in sorted(brokers):
+            self.next_epoch += 1
+            registrations.append(BrokerRegistered(broker_id, self.next_epoch, (ENDPOINT,)))
+        return registrations
+
+    @rule(fence=some_brokers, unfence=some_brokers)
+    def fence_and_unfence(self, fence: set[int], unfence: set[int]) -> None:
+        plan = plan_brokers(
+            self.image,
+            fence=self.epochs(fence),
+            unfence=self.epochs(unfence),
+            allows_unclean=self.allows_unclean,
+        )
+        self.write(plan, unclean=self.unclean)
+        assert not any(self.image.is_live(broker_id) for broker_id in fence - unfence)
+
+    @rule(brokers=some_brokers)
+    def unfence(self, brokers: set[int]) -> None:
+        plan = plan_brokers(self.image, unfence=self.epochs(brokers), allows_unclean=self.allows_unclean)
+        self.write(plan, unclean=self.unclean)
+        assert all(self.image.is_live(broker_id) for broker_id in brokers)
+
+    @rule(back=some_brokers, fence=some_brokers)
+    def register_again(self, back: set[int], fence: set[int]) -> None:
+        before = self.states()
+        plan = plan_brokers(
+            self.image,
+            fence=self.epochs(fence),
+            register=self.incarnations(back),
+            allows_unclean=self.allows_unclean,
+        )
+        self.write(plan, unclean=self.unclean)
+        assert all(self.image.is_live(broker_id) for broker_id in back)
+        for old, new in zip(before, self.states(), strict=True):
+            survivors = {member for member in old.isr if self.image.is_live(member)} - back - fence
+            if not survivors and not back & set(new.isr):
+                assert new.isr == old.isr or self.unclean, "the last to die must all stay"
+            if survivors:
+                assert set(new.isr) == survivors, "somebody stayed who was not there, or somebody left who was"
+
+    @rule(there=some_brokers, back=st.sets(st.sampled_from(BROKERS)), dead=st.sets(st.sampled_from(BROKERS)))
+    def new_controller(self, there: set[int], back: set[int], dead: set[int]) -> None:
+        members = self.incarnations(there & back)
+        members += [
+            BrokerRegistered(broker_id, self.image.brokers[broker_id].broker_epoch, (ENDPOINT,))
+            for broker_id in sorted(there - back)
+        ]
+        plan = plan_registrations(self.image, members, dead=self.epochs(dead), allows_unclean=self.allows_unclean)
+        self.write(plan, unclean=self.unclean)
+        live = {broker.broker_id for broker in self.image.live_brokers}
+        assert there & back <= live <= there
+
+    @rule(broker_id=st.sampled_from(BROKERS), epoch=st.integers(0, 50))
+    def orders_for_an_older_incarnation_are_void(self, broker_id: int, epoch: int) -> None:
+        plan = plan_brokers(self.image, fence={broker_id: epoch}, unfence={broker_id: epoch})
+        assert not plan.changes
+
+    @rule(
+        index=st.integers(0, 2),
+        members=st.lists(st.sampled_from(BROKERS), max_size=4),
+        proposer=st.sampled_from(BROKERS) | st.none(),
+        leader_epoch=st.sampled_from([-1, 0, 0, 0, 0, 1]),
+        partition_epoch=st.sampled_from([-1, 0, 0, 0, 0, 1]),
+        stale=st.sets(st.sampled_from(BROKERS), max_size=1),
+        own_replicas=st.booleans(),
+    )
+    def propose(
+        self,
+        index: int,
+        members: list[int],
+        proposer: int | None,
+        leader_epoch: int,
+        partition_epoch: int,
+        stale: set[int],
+        own_replicas: bool,
+    ) -> None:
+        index %= len(self.states())
+        state = self.states()[index]
+        if own_replicas:  # most proposals name replicas only
+            members = [member for member in dict.fromkeys(members) if member in state.replicas]
+        proposal = IsrProposal(
+            TOPIC_ID,
+            index,
+            state.leader_epoch + leader_epoch,
+            state.partition_epoch + partition_epoch,
+            tuple((m, self.image.brokers[m].broker_epoch - (1 if m in stale else 0)) for m in members),
+        )
+        who = state.leader if proposer is None else proposer
+        plan = plan_isr(self.image, who, [proposal], complete=completed)
+        (outcome,) = plan.results
+        acceptable = (
+            who == state.leader
+            and leader_epoch == partition_epoch == 0
+            and bool(members)
+            and len(set(members)) == len(members)
+            and set(members) <= set(state.replicas)
+            and all(self.image.is_live(member) and member not in stale for member in members)
+        )
+        assert (outcome.error in ACCEPTED) == acceptable
+        if not acceptable:
+            assert not plan.changes and outcome.state is None
+        # The leader vouches for those it adds, but not for those it does not name.
+        self.write(plan, {index: set(members)} if acceptable else None)
+        if acceptable:
+            after = self.states()[index]
+            assert outcome.state == after
+            assert set(after.isr) <= set(members)
+            assert (outcome.error is ErrorCode.NONE) == (after.leader == state.leader)
+            if not after.is_reassigning:
+                assert set(state.adding) <= set(after.isr), "a move ended before its new replicas were in sync"
+
+    @rule(kind=st.sampled_from(ElectionKind), everything=st.booleans())
+    def elect(self, kind: ElectionKind, everything: bool) -> None:
+        before = self.states()
+        partitions = None if everything else [TopicPartition(TOPIC, index) for index in range(len(before) + 1)]
+        plan = plan_elections(self.image, kind, partitions)
+        self.write(plan, unclean=kind is ElectionKind.UNCLEAN)
+        for (_, index), error in plan.results:
+            if error is None and kind is ElectionKind.PREFERRED:
+                assert self.states()[index].leader == before[index].replicas[0] != before[index].leader
+            elif error is None:
+                assert self.states()[index].leader != -1 == before[index].leader
+
+    @rule()
+    def rebalance(self) -> None:
+        self.write(plan_rebalance(self.image))
+        for state in self.states():
+            preferred = state.replicas[0]
+            assert state.leader == preferred or not self.image.is_live(preferred) or preferred not in state.isr
+        assert not plan_rebalance(self.image).changes
+
+    @rule(index=st.integers(0, 2), wanted=st.lists(st.sampled_from(BROKERS), min_size=1, max_size=4, unique=True))
+    def reassign(self, index: int, wanted: list[int]) -> None:
+        index %= len(self.states())
+        before = self.states()[index]
+        plan = plan_reassignments(self.image, [Reassignment(TOPIC, index, tuple(wanted))])
+        assert plan.results == [None]
+        self.write(plan)
+        after = self.states()[index]
+        assert after.replicas[: len(wanted)] == tuple(wanted)
+        if set(wanted) == set(before.replicas) and not before.adding:
+            assert not after.is_reassigning
+        if not after.is_reassigning:
+            assert set(wanted) - set(before.replicas) <= set(after.isr)
+
+    @precondition(lambda self: any(state.is_reassigning for state in self.states()))
+    @rule()
+    def cancel(self) -> None:
+        for index, state in enumerate(self.states()):
+            plan = plan_reassignments(
+                self.image, [Reassignment(TOPIC, index, None)], allows_unclean=self.allows_unclean
+            )
+            if not state.is_reassigning:
+                assert plan.results[0] is not None and not plan.changes
+                continue
+            self.write(plan, unclean=self.unclean)
+            if plan.results[0] is None:
+                assert self.states()[index].replicas == tuple(r for r in state.replicas if r not in state.adding)
+
+    @precondition(lambda self: any(state.is_reassigning for state in self.states()))
+    @rule()
+    def replicas_catch_up(self) -> None:
+        """Every leader brings all live replicas into the ISR; a move whose target lives is then complete."""
+        for index, state in enumerate(self.states()):
+            live = tuple(r for r in state.replicas if self.image.is_live(r))
+            if state.leader == -1:
+                continue
+            members = tuple((r, -1) for r in live)
+            proposal = IsrProposal(TOPIC_ID, index, state.leader_epoch, state.partition_epoch, members)
+            self.write(plan_isr(self.image, state.leader, [proposal], complete=completed), {index: set(live)})
+            after = self.states()[index]
+            if set(state.replicas) - set(state.removing) <= set(live):
+                assert not after.is_reassigning
+                assert after.replicas == tuple(r for r in state.replicas if r not in state.removing)
+                assert set(after.isr) == set(after.replicas)
+
+    @rule(allowed=st.booleans())
+    def allow_unclean(self, allowed: bool) -> None:
+        self.unclean = allowed
+
+    # --- what always holds --------------------------------------------------------------------------------------------
+
+    @invariant()
+    def states_make_sense(self) -> None:
+        if TOPIC not in self.image.topics:
+            return
+        for state in self.states():
+            live = [member for member in state.isr if self.image.is_live(member)]
+            assert state.isr and len(set(state.isr)) == len(state.isr)
+            assert set(state.isr) <= set(state.replicas)
+            assert live == list(state.isr) or not live, "the dead stayed in the ISR beside the living"
+            assert (state.leader in live) if live else (state.leader == -1)
+            assert len(set(state.replicas)) == len(state.replicas)
+            assert {*state.adding, *state.removing} <= set(state.replicas)
+            assert not set(state.adding) & set(state.removing)
+
+
+TestElections = ElectionModel.TestCase
+TestElections.settings = settings(
+    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)

@@ -1,0 +1,497 @@
+"""A cluster of real processes for fault tests: a real ZooKeeper, brokers, and between them a network that can be cut.
+
+Every broker has two listeners: CLIENT, direct, for the workload, and REPLICATION, which it advertises directly or, in a
+`proxied` layout, at a door of `support.tcp_proxy.Network`; there its way to ZooKeeper leads through a door of its own,
+too. A cluster without ZooKeeper nodes is one broker with its embedded store.
+
+Faults are methods; `restore` undoes all of them. Questions about leaders are asked with a Metadata request to one
+broker at a time, because brokers that cannot reach each other disagree, and that is the interesting case.
+
+Processes are started from the thread that calls, and die with it (`cluster/planted.py`): start clusters from a thread
+that lives as long as they should.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Final, Self, TypeVar
+
+from millrace.local.zookeeper import ZooKeeperServers
+from millrace.wire.frame import RequestHeader, decode_response, encode_request
+from millrace.wire.keys import ApiKey
+from millrace.wire.messages.cluster import MetadataRequest, MetadataResponse
+from support.maven import ROOT
+from support.servers import HOST, ServerFailed
+from support.tcp_proxy import Network
+
+T = TypeVar("T")
+
+START_S: Final = 60.0
+STOP_S: Final = 30.0
+_ASK_S: Final = 2.0
+_PAUSE_S: Final = 0.02
+_METADATA_VERSION: Final = 9
+_READY: Final = re.compile(rb"^ready bootstrap=\S+", re.MULTILINE)
+_KEPT_START: Final = 12000
+_EPHEMERAL_START: Final = 32768
+_LAUNCHER: Final = ROOT / "tests" / "cluster" / "planted.py"
+POWER_CUT: Final = b"power cut\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What a cluster consists of. Equal layouts may share a running cluster."""
+
+    brokers: int = 3
+    zookeeper_nodes: int = 1
+    proxied: bool = False
+    session_timeout_ms: int = 6000
+    planted: str = "nothing"
+    """The bug that every broker runs with (`cluster/planted.py`)."""
+    settings: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionView:
+    """A partition as one broker sees it."""
+
+    leader: int
+    leader_epoch: int
+    isr: frozenset[int]
+    replicas: tuple[int, ...]
+
+    @property
+    def whole(self) -> bool:
+        return self.leader >= 0 and self.isr == set(self.replicas)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The cluster as one broker sees it."""
+
+    controller: int
+    brokers: frozenset[int]
+    partitions: Mapping[int, PartitionView] = field(default_factory=dict)
+    """Of the topic that was asked for."""
+
+
+class BrokerProcess:
+    """One broker: its ports, its directory, and its process if it runs."""
+
+    def __init__(self, broker_id: int, home: Path, planted: str) -> None:
+        self.broker_id = broker_id
+        self.client_port, self.replication_port = kept_ports(2)
+        self.directory = home / f"broker-{broker_id}"
+        self.data = self.directory / "data"
+        self.log_path = self.directory / "log"
+        self.paused = False
+        self._config_path = self.directory / "server.properties"
+        self._planted = planted
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log_start = 0
+
+    def __repr__(self) -> str:
+        state = "down" if self._process is None else "paused" if self.paused else "up"
+        return f"<broker {self.broker_id} at {self.address}, {state}>"
+
+    @property
+    def address(self) -> str:
+        return f"{HOST}:{self.client_port}"
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None
+
+    def configure(self, settings: Mapping[str, str]) -> None:
+        self.data.mkdir(parents=True)
+        self._config_path.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+
+    def launch(self) -> None:
+        """Start the process; `wait_ready` says when it answers."""
+        command = [sys.executable, str(_LAUNCHER), self._planted, "--", "broker", "--config", str(self._config_path)]
+        path = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
+        environment = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
+        self._log_start = self.log_path.stat().st_size if self.log_path.exists() else 0
+        with self.log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=self.directory,
+                env=environment,
+                start_new_session=True,
+            )
+        self.paused = False
+
+    def wait_ready(self, timeout_s: float = START_S) -> None:
+        process = self._up()
+        deadline = time.monotonic() + timeout_s
+        while not _READY.search(self.log(self._log_start)):
+            if process.poll() is not None:
+                raise ServerFailed(f"{self} ended with {process.returncode} at start:\n{self.log_tail()}")
+            if time.monotonic() > deadline:
+                raise ServerFailed(f"{self} was not ready within {timeout_s:.0f} s:\n{self.log_tail()}")
+            time.sleep(_PAUSE_S)
+
+    def kill(self) -> None:
+        """kill -9; harmless for one that is down."""
+        if self._process is not None:
+            self._process.kill()
+            self._ended()
+
+    def cut_power(self) -> None:
+        """End at once and forget what was not synced; needs a planted disk that can (`power-loss...`)."""
+        process = self._up()
+        assert process.stdin is not None
+        process.stdin.write(POWER_CUT)
+        process.stdin.flush()
+        process.wait(STOP_S)
+        self._ended()
+
+    def terminate(self) -> None:
+        """SIGTERM: a controlled shutdown. Returns when the process is gone."""
+        process = self._up()
+        process.terminate()
+        try:
+            status = process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise ServerFailed(f"{self} ignored SIGTERM for {STOP_S:.0f} s:\n{self.log_tail()}") from None
+        self._ended()
+        if status != 0:
+            raise ServerFailed(f"{self} ended with {status} after SIGTERM:\n{self.log_tail()}")
+
+    def pause(self) -> None:
+        """SIGSTOP: connections stay open and silent, sessions run out."""
+        self._up().send_signal(signal.SIGSTOP)
+        self.paused = True
+
+    def resume(self) -> None:
+        if self._process is not None and self.paused:
+            self._process.send_signal(signal.SIGCONT)
+        self.paused = False
+
+    def died(self) -> bool:
+        """Whether the process ended without being told to."""
+        return self._process is not None and self._process.poll() is not None
+
+    def log(self, start: int = 0) -> bytes:
+        with self.log_path.open("rb") as file:
+            file.seek(start)
+            return file.read()
+
+    def log_tail(self, lines: int = 40) -> str:
+        text = self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
+        return "\n".join(text.splitlines()[-lines:])
+
+    def _up(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            raise ServerFailed(f"{self} is not running")
+        return self._process
+
+    def _ended(self) -> None:
+        process, self._process = self._process, None
+        self.paused = False
+        if process is not None:
+            process.wait()
+            _close(process.stdin)
+
+
+class ClusterProcesses:
+    """The whole cluster. Use as a context manager; everything is gone afterwards."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.home = Path(tempfile.mkdtemp(prefix="millrace-cluster-"))
+        self.network: Network | None = Network() if layout.proxied else None
+        self.zookeeper: ZooKeeperServers | None = None
+        self.brokers = {
+            broker_id: BrokerProcess(broker_id, self.home, layout.planted) for broker_id in range(1, layout.brokers + 1)
+        }
+        self._zookeeper_down: set[int] = set()
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<cluster in {self.home}: {', '.join(repr(broker) for broker in self.brokers.values())}>"
+
+    @property
+    def bootstrap(self) -> str:
+        return ",".join(broker.address for broker in self.brokers.values())
+
+    # --- from start to end --------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start everything and return when every broker answers."""
+        if self.layout.zookeeper_nodes:
+            self.zookeeper = ZooKeeperServers(self.home / "zookeeper", nodes=self.layout.zookeeper_nodes)
+            self.zookeeper.ports = kept_ports(self.layout.zookeeper_nodes)
+            self.zookeeper.start()
+        for broker in self.brokers.values():
+            broker.configure(self._settings(broker))
+        self.start_brokers(self.brokers)
+
+    def start_brokers(self, broker_ids: Iterable[int]) -> None:
+        """Start those that are down, all at once, and wait for each."""
+        started = [self.brokers[broker_id] for broker_id in broker_ids if not self.brokers[broker_id].running]
+        for broker in started:
+            broker.launch()
+        for broker in started:
+            broker.wait_ready()
+
+    def close(self) -> None:
+        """Kill what runs and remove the data."""
+        for broker in self.brokers.values():
+            broker.kill()
+        if self.network is not None:
+            self.network.close()
+        if self.zookeeper is not None:
+            self.resume_zookeeper()  # one that is paused would not hear SIGTERM
+            self.zookeeper.stop()
+        shutil.rmtree(self.home, ignore_errors=True)
+
+    def logs(self, lines: int = 60) -> str:
+        """The end of each broker's log, for the reader of a failure."""
+        return "\n".join(f"--- {broker}\n{broker.log_tail(lines)}" for broker in self.brokers.values())
+
+    # --- faults -------------------------------------------------------------------------------------------------------
+
+    def kill(self, *broker_ids: int) -> None:
+        """kill -9 of several at the same moment."""
+        for broker_id in broker_ids:
+            self.brokers[broker_id].kill()
+
+    def kill_zookeeper(self, *nodes: int) -> None:
+        """kill -9 of ZooKeeper nodes, numbered from 1."""
+        assert self.zookeeper is not None
+        for node in nodes:
+            self.zookeeper.kill(node)
+            self._zookeeper_down.add(node)
+
+    def restart_zookeeper(self) -> None:
+        """Start every ZooKeeper node that is down."""
+        assert self.zookeeper is not None or not self._zookeeper_down
+        while self._zookeeper_down:
+            node = self._zookeeper_down.pop()
+            assert self.zookeeper is not None
+            self.zookeeper.restart(node)
+
+    def pause_zookeeper(self) -> None:
+        """SIGSTOP of every ZooKeeper node that runs."""
+        self._signal_zookeeper(signal.SIGSTOP)
+
+    def resume_zookeeper(self) -> None:
+        self._signal_zookeeper(signal.SIGCONT)
+
+    def _signal_zookeeper(self, number: signal.Signals) -> None:
+        if self.zookeeper is not None:
+            for node in self.zookeeper.nodes:
+                pid = self.zookeeper.pid(node)
+                if pid is not None:
+                    os.kill(pid, number)
+
+    def wires(self) -> Network:
+        """The network of a proxied cluster."""
+        assert self.network is not None, "only a proxied layout can be partitioned"
+        return self.network
+
+    def restore(self) -> None:
+        """Undo every fault: the network heals, ZooKeeper runs, every broker runs."""
+        if self.network is not None:
+            self.network.heal()
+        self.resume_zookeeper()
+        self.restart_zookeeper()
+        for broker in self.brokers.values():
+            broker.resume()
+        self.start_brokers(self.brokers)
+
+    # --- questions ----------------------------------------------------------------------------------------------------
+
+    def view(self, broker_id: int, topic: str | None = None) -> View | None:
+        """What one broker says, or None where it does not answer."""
+        wanted = [] if topic is None else [MetadataRequest.MetadataRequestTopic(name=topic)]
+        request = MetadataRequest(topics=wanted, allow_auto_topic_creation=False)
+        try:
+            response = ask(self.brokers[broker_id].client_port, request)
+        except OSError:
+            return None
+        partitions = {
+            partition.partition_index: PartitionView(
+                partition.leader_id,
+                partition.leader_epoch,
+                frozenset(partition.isr_nodes),
+                tuple(partition.replica_nodes),
+            )
+            for one in response.topics
+            for partition in one.partitions
+        }
+        return View(response.controller_id, frozenset(each.node_id for each in response.brokers), partitions)
+
+    def views(self, topic: str | None = None) -> list[View]:
+        """What the running brokers say that answer."""
+        up = [broker.broker_id for broker in self.brokers.values() if broker.running and not broker.paused]
+        return [view for broker_id in up if (view := self.view(broker_id, topic)) is not None]
+
+    def leader(self, topic: str, index: int, timeout_s: float = 30) -> int:
+        """The live leader of a partition with the highest epoch that anybody knows; waits for one."""
+
+        def newest() -> int | None:
+            seen = [view.partitions[index] for view in self.views(topic) if index in view.partitions]
+            best = max(seen, key=lambda partition: partition.leader_epoch, default=None)
+            return None if best is None or not self._alive(best.leader) else best.leader
+
+        return wait_for(newest, timeout_s, f"{topic}-{index} has no live leader")
+
+    def follower(self, topic: str, index: int) -> int:
+        """A live replica that is not the leader."""
+        leader = self.leader(topic, index)
+        return max(broker_id for broker_id in self.brokers if broker_id != leader and self._alive(broker_id))
+
+    def replicas(self, topic: str, index: int) -> tuple[int, ...]:
+        """The assigned replicas in their order: the next leader is the first of them that lives and is in sync."""
+        return self.views(topic)[0].partitions[index].replicas
+
+    def controller(self, timeout_s: float = 30) -> int:
+        """The live controller that most of the brokers name; waits for one."""
+
+        def named() -> int | None:
+            names = [view.controller for view in self.views()]
+            best = max(set(names), key=names.count, default=-1)
+            return best if best >= 0 and self._alive(best) else None
+
+        return wait_for(named, timeout_s, "there is no live controller")
+
+    def wait_whole(self, topic: str, timeout_s: float) -> float:
+        """Wait until every broker sees every replica in sync under the same leaders; how long that took."""
+        started = time.monotonic()
+
+        def whole() -> bool | None:
+            views = [self.view(broker_id, topic) for broker_id in self.brokers]
+            first = views[0]
+            if first is None or not first.partitions or any(view is None for view in views):
+                return None
+            agreed = all(view is not None and view.partitions == first.partitions for view in views)
+            return True if agreed and all(partition.whole for partition in first.partitions.values()) else None
+
+        wait_for(whole, timeout_s, f"not every replica of {topic} is in sync", pause_s=0.1)
+        return time.monotonic() - started
+
+    def _alive(self, broker_id: int) -> bool:
+        broker = self.brokers.get(broker_id)
+        return broker is not None and broker.running and not broker.paused
+
+    # --- settings -----------------------------------------------------------------------------------------------------
+
+    def _settings(self, broker: BrokerProcess) -> dict[str, str]:
+        door = broker.replication_port
+        if self.network is not None:
+            door = self.network.door_to_broker(broker.broker_id, broker.replication_port)
+        client = f"CLIENT://{broker.address}"
+        several = self.layout.brokers > 1
+        settings = {
+            "broker.id": str(broker.broker_id),
+            "listeners": f"{client},REPLICATION://{HOST}:{broker.replication_port}",
+            "advertised.listeners": f"{client},REPLICATION://{HOST}:{door}",
+            "listener.security.protocol.map": "CLIENT:PLAINTEXT,REPLICATION:PLAINTEXT",
+            "inter.broker.listener.name": "REPLICATION",
+            "log.dirs": str(broker.data),
+            "default.replication.factor": str(min(3, self.layout.brokers)),
+            "min.insync.replicas": "2" if several else "1",
+            "auto.create.topics.enable": "false",
+            "zookeeper.session.timeout.ms": str(self.layout.session_timeout_ms),
+        }
+        if self.zookeeper is not None:
+            settings["zookeeper.connect"] = self._zookeeper_hosts(broker.broker_id)
+        return {**settings, **dict(self.layout.settings)}
+
+    def _zookeeper_hosts(self, broker_id: int) -> str:
+        assert self.zookeeper is not None
+        if self.network is None:
+            return self.zookeeper.hosts
+        ports = [int(host.rpartition(":")[2]) for host in self.zookeeper.hosts.split(",")]
+        return ",".join(f"{HOST}:{self.network.door_to_zookeeper(broker_id, port)}" for port in ports)
+
+
+def kept_ports(count: int) -> list[int]:
+    """Ports that are free now and stay so while the process that listens on them is down.
+
+    They lie below the range from which the system gives ports to outgoing connections: out of that range a client that
+    knocks at a dead broker's door may be given this very port, and the broker could not start again.
+    """
+    range_file = Path("/proc/sys/net/ipv4/ip_local_port_range")
+    end = int(range_file.read_text().split()[0]) if range_file.exists() else _EPHEMERAL_START
+    ports: list[int] = []
+    while len(ports) < count:
+        port = random.randrange(_KEPT_START, max(end, _KEPT_START + 1000))
+        if port not in ports and _is_free(port):
+            ports.append(port)
+    return ports
+
+
+def _is_free(port: int) -> bool:
+    try:
+        socket.create_server((HOST, port)).close()
+    except OSError:
+        return False
+    return True
+
+
+def wait_for(probe: Callable[[], T | None], timeout_s: float, failure: str, *, pause_s: float = _PAUSE_S) -> T:
+    """What `probe` gives once it is not None; ServerFailed when that takes too long."""
+    deadline = time.monotonic() + timeout_s
+    while (found := probe()) is None:
+        if time.monotonic() > deadline:
+            raise ServerFailed(f"{failure} after {timeout_s:.0f} s")
+        time.sleep(pause_s)
+    return found
+
+
+def ask(port: int, request: MetadataRequest) -> MetadataResponse:
+    """One Metadata request on a connection of its own; OSError when there is no answer soon."""
+    with socket.create_connection((HOST, port), timeout=_ASK_S) as peer:
+        peer.sendall(encode_request(RequestHeader(ApiKey.METADATA, _METADATA_VERSION, 1, "fault-test"), request))
+        size = int.from_bytes(_exactly(peer, 4))
+        return decode_response(MetadataResponse, _METADATA_VERSION, _exactly(peer, size))[1]
+
+
+def _exactly(peer: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        chunk = peer.recv(count - len(data))
+        if not chunk:
+            raise ConnectionError("the broker closed the connection")
+        data += chunk
+    return data
+
+
+def _close(stream: IO[bytes] | None) -> None:
+    if stream is not None:
+        try:
+            stream.close()
+        except BrokenPipeError:
+            pass

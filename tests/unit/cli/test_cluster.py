@@ -1,0 +1,412 @@
+"""`millrace cluster` against the real handlers on a controller that lives in its image: three brokers, no data."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millrace.cli import moves, reassign
+from millrace.cli.cluster_state import health
+from millrace.cli.output import CommandError
+from millrace.cli.root import run
+from millrace.cluster.image import ClusterImage
+from millrace.cluster.reassignments import Reassignment, completed
+from millrace.handlers import registry
+from millrace.handlers.context import RequestContext
+from millrace.metadata.deltas import (
+    BrokerRegistered,
+    ClusterCreated,
+    ConfigChanged,
+    ControllerChanged,
+    Endpoint,
+    PartitionChanged,
+    PartitionState,
+    ResourceType,
+    TopicCreated,
+)
+from millrace.model import TopicPartition, new_topic_id
+from millrace.wire.frame import RequestHeader
+from millrace.wire.keys import ApiKey
+from millrace.wire.messages import request_class
+from millrace.wire.messages.log_dirs import DescribeLogDirsResponse
+from support.fake_broker import HOST, FakeBroker
+from support.handling import Deciding, deciding
+
+GOOD = PartitionState((1, 2), (1, 2), 1)
+HANDLED = (
+    ApiKey.DESCRIBE_CLUSTER, ApiKey.METADATA, ApiKey.LIST_PARTITION_REASSIGNMENTS, ApiKey.DESCRIBE_QUORUM,
+    ApiKey.DESCRIBE_CONFIGS, ApiKey.INCREMENTAL_ALTER_CONFIGS, ApiKey.ELECT_LEADERS,
+    ApiKey.ALTER_PARTITION_REASSIGNMENTS, ApiKey.UNREGISTER_BROKER,
+)  # fmt: skip
+
+
+def image_of(*, port: int = 9092, fenced: tuple[int, ...] = (), **topics: list[PartitionState]) -> ClusterImage:
+    """Brokers 1, 2 and 3, all at one address, and topics; the first broker is controller."""
+    endpoint = Endpoint("PLAINTEXT", HOST, port)
+    return ClusterImage().apply(
+        (
+            ClusterCreated("test-cluster"),
+            ControllerChanged(1, 4),
+            *(
+                BrokerRegistered(broker_id, 100 + broker_id, (endpoint,), f"r{broker_id}", broker_id in fenced)
+                for broker_id in (1, 2, 3)
+            ),
+            *(TopicCreated(name, new_topic_id(), tuple(states)) for name, states in topics.items()),
+        ),
+        77,
+    )
+
+
+class Commands:
+    """Runs commands against a cluster that is nothing but an image."""
+
+    def __init__(self, broker: FakeBroker, capsys: pytest.CaptureFixture[str]) -> None:
+        self._broker = broker
+        self._capsys = capsys
+        self.asked = broker.asked
+
+    def cluster(
+        self, *, fenced: tuple[int, ...] = (), stalled: bool = False, **topics: list[PartitionState]
+    ) -> Deciding:
+        """The cluster from now on; unless it is `stalled`, a move goes on each time that somebody looks."""
+        on = deciding(image_of(port=self._broker.port, fenced=fenced, **topics))
+        controller = on.controller
+        assert isinstance(controller, Deciding)
+        on.services.advertised = lambda _listener: (HOST, self._broker.port)
+        apis = registry.load()
+
+        def answering(key: ApiKey) -> Callable[[Any], Any]:
+            version = request_class(key).max_version
+            header = RequestHeader(key, version, 1, "test")
+            context = RequestContext(on.services, header, version, HOST, "PLAINTEXT")
+
+            def answer(request: Any) -> Any:
+                answered = apis[key].handler(context, request)
+                return asyncio.run(answered) if inspect.iscoroutine(answered) else answered
+
+            return answer
+
+        self._broker.answers = {key: answering(key) for key in HANDLED}
+        self._broker.answers[ApiKey.DESCRIBE_LOG_DIRS] = lambda _: _log_dirs(controller.image)
+        if not stalled:
+            listing = self._broker.answers[ApiKey.LIST_PARTITION_REASSIGNMENTS]
+            self._broker.answers[ApiKey.LIST_PARTITION_REASSIGNMENTS] = _moving_on(controller, listing)
+        return controller
+
+    def __call__(self, *argv: str, exit_code: int = 0) -> tuple[str, str]:
+        assert run(["cluster", *argv, "--bootstrap", self._broker.bootstrap]) == exit_code
+        captured = self._capsys.readouterr()
+        return captured.out, captured.err
+
+    def json(self, *argv: str) -> Any:
+        return json.loads(self(*argv, "--json")[0])
+
+
+def _moving_on(controller: Deciding, answer: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The next move arrives after each look at them."""
+
+    def moving_on(request: Any) -> Any:
+        response = answer(request)
+        for topic, index, state in controller.image.partitions():
+            if state.is_reassigning:
+                done = completed(replace(state, isr=tuple({*state.isr, *state.adding})))
+                leader = done.leader if done.leader in done.isr else done.isr[0]
+                change = PartitionChanged(topic.topic_id, index, replace(done, leader=leader))
+                controller._view.image = controller.image.apply((change,))
+                break
+        return response
+
+    return moving_on
+
+
+def _log_dirs(image: ClusterImage) -> DescribeLogDirsResponse:
+    topics = [
+        DescribeLogDirsResponse.DescribeLogDirsTopic(
+            name=topic.name,
+            partitions=[
+                DescribeLogDirsResponse.DescribeLogDirsPartition(partition_index=index, partition_size=1000)
+                for index in range(len(topic.partitions))
+            ],
+        )
+        for topic in image.topics.values()
+    ]
+    return DescribeLogDirsResponse(results=[DescribeLogDirsResponse.DescribeLogDirsResult(topics=topics)])
+
+
+@pytest.fixture
+def cluster(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Commands]:
+    monkeypatch.setattr(reassign, "POLL_S", 0.0)
+    with FakeBroker() as broker:
+        yield Commands(broker, capsys)
+
+
+# ------------------------------------------------------------------------------------------------------------ describe
+
+
+def test_a_good_cluster(cluster: Commands) -> None:
+    cluster.cluster(a=[GOOD, GOOD])
+    out, _ = cluster("describe")
+    assert "3 of 3 brokers live, 1 topic, 2 partitions, controller epoch 4, metadata delta 77" in out
+    assert "every partition has a leader and all its replicas in sync" in out
+    told = cluster.json("describe")
+    assert [(one["broker"], one["rack"], one["state"]) for one in told["brokers"]] == [
+        (1, "r1", "controller"), (2, "r2", "live"), (3, "r3", "live"),
+    ]  # fmt: skip
+    assert [(one["leaders"], one["preferred"], one["replicas"], one["in_sync"]) for one in told["brokers"]] == [
+        (2, 2, 2, 2), (0, 0, 2, 2), (0, 0, 0, 0),
+    ]  # fmt: skip
+    assert (told["cluster_id"], told["controller"], told["topics"], told["partitions"]) == ("test-cluster", 1, 1, 2)
+    assert told["offline"] == told["under_replicated"] == told["under_min_isr"] == told["reassigning"] == []
+
+
+def test_a_cluster_in_trouble(cluster: Commands) -> None:
+    controller = cluster.cluster(
+        fenced=(2,),
+        a=[PartitionState((1, 2), (1,), 1), PartitionState((2,), (2,), -1)],
+        b=[PartitionState((3, 1, 2), (1, 2), 1, adding=(3,), removing=(2,))],
+    )
+    wanted = ConfigChanged(ResourceType.TOPIC, "a", (("min.insync.replicas", "2"),))
+    controller._view.image = controller.image.apply((wanted,), 78)
+    told = cluster.json("describe")
+    places = {
+        problem: [(one["topic"], one["partition"]) for one in told[problem]]
+        for problem in ("under_replicated", "under_min_isr", "offline", "reassigning")
+    }
+    assert places == {
+        "under_replicated": [("a", 0)],
+        "under_min_isr": [("a", 0), ("a", 1)],
+        "offline": [("a", 1)],
+        "reassigning": [("b", 0)],
+    }
+    assert told["brokers"][1]["state"] == "fenced"
+    out, _ = cluster("describe")
+    assert "2 of 3 brokers live" in out
+    assert "1 offline, 2 under-min-isr, 1 under-replicated" in out
+    assert "offline, under-min-isr" in out
+
+
+def test_moves_do_not_count_as_missing_replicas() -> None:
+    moving = PartitionState((3, 1, 2), (1,), 1, adding=(3,), removing=(2,))
+    assert health(image_of(a=[moving])).under_replicated == ()
+    assert health(image_of(a=[moving])).reassigning == (TopicPartition("a", 0),)
+    assert health(image_of(a=[replace(moving, isr=(2,))])).under_replicated == (TopicPartition("a", 0),)
+
+
+# --------------------------------------------------------------------------------------------------------------- elect
+
+
+def test_preferred_leaders_are_elected(cluster: Commands) -> None:
+    controller = cluster.cluster(a=[replace(GOOD, leader=2), GOOD], b=[replace(GOOD, leader=2)])
+    out, _ = cluster("elect", "--topic", "a")
+    assert out.splitlines()[1:] == ["a              0  elected"]
+    assert [state.leader for _, _, state in controller.image.partitions()].count(2) == 1
+    assert cluster.json("elect") == [{"topic": "b", "partition": 0, "result": "elected"}]
+    assert cluster("elect")[0] == "no partition needed an election\n"
+    assert cluster("elect", "--topic", "a", "--partition", "1")[0] == "no partition needed an election\n"
+
+
+def test_elections_that_cannot_be(cluster: Commands) -> None:
+    cluster.cluster(fenced=(1,), a=[replace(GOOD, leader=2, isr=(2,))])
+    _, err = cluster("elect", "--topic", "a", exit_code=1)
+    assert "1 partition got no new leader (PREFERRED_LEADER_NOT_AVAILABLE)" in err
+    assert "there is no topic 'z'" in cluster("elect", "--topic", "z", exit_code=1)[1]
+    assert "has no partition 1 (it has 1)" in cluster("elect", "--topic", "a", "--partition", "1", exit_code=1)[1]
+
+
+def test_an_unclean_election_asks_first(cluster: Commands) -> None:
+    controller = cluster.cluster(fenced=(1,), a=[PartitionState((1, 2), (1,), -1)])
+    assert "say --yes" in cluster("elect", "--unclean", exit_code=1)[1]
+    assert cluster.asked(ApiKey.ELECT_LEADERS) == []
+    assert cluster.json("elect", "--unclean", "--yes") == [{"topic": "a", "partition": 0, "result": "elected"}]
+    assert controller.image.topics["a"].partitions[0].leader == 2
+
+
+# -------------------------------------------------------------------------------------------------------------- remove
+
+
+def test_a_broker_is_removed_when_it_is_empty_and_stopped(cluster: Commands) -> None:
+    controller = cluster.cluster(fenced=(3,), a=[GOOD])
+    assert (
+        "holds 1 replica; move them away first with: millrace cluster reassign --drain 2"
+        in (cluster("remove", "2", exit_code=1)[1])
+    )
+    assert "there is no broker 9; the brokers are 1,2,3" in cluster("remove", "9", exit_code=1)[1]
+    assert "say --yes" in cluster("remove", "3", exit_code=1)[1]
+    assert cluster("remove", "3", "--yes")[0] == "removed broker 3\n"
+    assert set(controller.image.brokers) == {1, 2}
+    cluster.cluster(a=[GOOD])
+    assert "broker 3 is running; stop it first" in cluster("remove", "3", "--yes", exit_code=1)[1]
+
+
+# ------------------------------------------------------------------------------------------------------------- reassign
+
+
+def plan_file(path: Path, *moves: tuple[str, int, list[int]]) -> str:
+    rows = [{"topic": topic, "partition": index, "replicas": replicas} for topic, index, replicas in moves]
+    path.write_text(json.dumps({"version": 1, "partitions": rows}))
+    return str(path)
+
+
+def test_a_plan_is_shown_done_and_its_leaders_follow(cluster: Commands, tmp_path: Path) -> None:
+    controller = cluster.cluster(a=[GOOD, GOOD, GOOD])
+    file = plan_file(tmp_path / "plan.json", ("a", 0, [3, 2]), ("a", 1, [1, 3]), ("a", 2, [1, 2]))
+    out, err = cluster("reassign", "--file", file, "--dry-run")
+    assert [line.split() for line in out.splitlines()[1:3]] == [["a", "0", "1,2", "3,2"], ["a", "1", "1,2", "1,3"]]
+    assert "2 partitions, 2 new replicas, about 2.0 kB to copy" in err
+    assert cluster.asked(ApiKey.ALTER_PARTITION_REASSIGNMENTS) == []
+    planned = cluster.json("reassign", "--file", file, "--dry-run")
+    assert [row["partition"] for row in planned["partitions"]] == [0, 1]
+
+    assert "say --yes" in cluster("reassign", "--file", file, exit_code=1)[1]
+    out, err = cluster("reassign", "--file", file, "--yes")
+    assert out.splitlines()[-1] == "moved 2 partitions"
+    assert "0 of 2 partitions moved" in err and "2 of 2 partitions moved" in err
+    states = controller.image.topics["a"].partitions
+    assert [(state.replicas, state.leader) for state in states] == [((3, 2), 3), ((1, 3), 1), ((1, 2), 1)]
+    assert cluster("reassign", "--file", file, "--yes")[0] == "nothing to move\n"
+
+
+def test_a_limit_is_set_before_the_move_and_taken_off_after_it(cluster: Commands, tmp_path: Path) -> None:
+    controller = cluster.cluster(a=[GOOD])
+    file = plan_file(tmp_path / "plan.json", ("a", 0, [1, 3]))
+    cluster("reassign", "--file", file, "--yes", "--throttle", "5000")
+    first, last = cluster.asked(ApiKey.INCREMENTAL_ALTER_CONFIGS)
+    told = {
+        (resource.resource_type, resource.resource_name): {config.name: config.value for config in resource.configs}
+        for resource in first.resources
+    }
+    rates = {"leader.replication.throttled.rate": "5000", "follower.replication.throttled.rate": "5000"}
+    assert told == {
+        (ResourceType.BROKER, "1"): rates,
+        (ResourceType.BROKER, "2"): rates,
+        (ResourceType.BROKER, "3"): rates,
+        (ResourceType.TOPIC, "a"): {
+            "leader.replication.throttled.replicas": "0:1,0:2",
+            "follower.replication.throttled.replicas": "0:3",
+        },
+    }
+    assert {config.value for resource in last.resources for config in resource.configs} == {None}
+    assert not controller.image.configs
+
+
+def test_what_is_refused_is_told(cluster: Commands, tmp_path: Path) -> None:
+    controller = cluster.cluster(a=[GOOD, GOOD])
+    file = plan_file(tmp_path / "plan.json", ("a", 0, [9, 1]), ("a", 1, [1, 3]))
+    out, err = cluster("reassign", "--file", file, "--yes", exit_code=1)
+    assert "millrace: error: a-0:" in err and "INVALID_REPLICA_ASSIGNMENT" in err
+    assert out.splitlines()[-1] == "moved 1 partition"
+    assert controller.image.topics["a"].partitions[1].replicas == (1, 3)
+
+
+def test_a_move_can_be_watched_and_taken_back(cluster: Commands) -> None:
+    moving = PartitionState((3, 2, 1), (1, 2), 1, adding=(3,), removing=(1,))
+    controller = cluster.cluster(stalled=True, a=[GOOD, moving], b=[moving])
+    assert "2 partitions are being moved: wait (--status)" in cluster("reassign", "--drain", "1", exit_code=1)[1]
+    assert cluster.json("reassign", "--status", "--topic", "b") == [
+        {"topic": "b", "partition": 0, "replicas": [2, 1], "adding": [3], "removing": [1], "isr": [1, 2]}
+    ]
+    out, _ = cluster("reassign", "--status")
+    assert [line.split() for line in out.splitlines()[1:]] == [
+        ["a", "1", "2,1", "3", "1", "1,2"],
+        ["b", "0", "2,1", "3", "1", "1,2"],
+    ]
+    assert "say --yes" in cluster("reassign", "--cancel", "--topic", "b", exit_code=1)[1]
+    assert cluster("reassign", "--cancel", "--topic", "b", "--yes")[0] == "took back 1 partition\n"
+    assert set(controller.image.topics["b"].partitions[0].replicas) == {1, 2}
+    assert controller.image.topics["a"].partitions[1] == moving
+    assert cluster.json("reassign", "--cancel", "--yes") == [{"topic": "a", "partition": 1, "result": "taken back"}]
+    assert cluster("reassign", "--cancel", "--yes")[0] == "took back 0 partitions\n"
+
+
+def test_a_move_that_arrives_while_it_is_taken_back_is_no_failure(cluster: Commands) -> None:
+    moving = PartitionState((3, 2, 1), (1, 2), 1, adding=(3,), removing=(1,))
+    controller = cluster.cluster(a=[moving, moving])
+    assert cluster("reassign", "--cancel", "--yes")[0] == "took back 1 partition\n"
+    assert [set(state.replicas) for state in controller.image.topics["a"].partitions] == [{3, 2}, {1, 2}]
+
+
+def test_a_move_goes_on_after_ctrl_c(cluster: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    controller = cluster.cluster(stalled=True, a=[GOOD])
+    monkeypatch.setattr(moves, "under_way", interrupted)
+    file = plan_file(tmp_path / "plan.json", ("a", 0, [1, 3]))
+    _, err = cluster("reassign", "--file", file, "--yes", exit_code=130)
+    assert "see it with: millrace cluster reassign --status" in err and "millrace cluster reassign --cancel" in err
+    assert controller.image.topics["a"].partitions[0].adding == (3,)
+
+
+def test_status_takes_off_limits_that_were_left_behind(cluster: Commands) -> None:
+    controller = cluster.cluster(a=[GOOD])
+    left = ConfigChanged(ResourceType.TOPIC, "a", (("leader.replication.throttled.replicas", "0:1"),))
+    rate = ConfigChanged(ResourceType.BROKER, "1", (("leader.replication.throttled.rate", "5"),))
+    controller._view.image = controller.image.apply((left, rate))
+    out, err = cluster("reassign", "--status")
+    assert out == "nothing is being moved\n"
+    assert "took off the limits" in err
+    assert not controller.image.configs
+    assert "took off" not in cluster("reassign", "--status")[1]
+
+
+def test_plans_name_brokers_that_can_be_used() -> None:
+    image = image_of(fenced=(2,), a=[GOOD, GOOD])
+
+    def plan(**changes: Any) -> list[Reassignment]:
+        return moves.make_plan(image, **{"add": [], "drain": [], "topics": None, **changes})
+
+    with pytest.raises(CommandError, match="there is no broker 9; the brokers are 1, 2, 3"):
+        plan(drain=[9])
+    with pytest.raises(CommandError, match="broker 2 is not running"):
+        plan(add=[2])
+    with pytest.raises(CommandError, match="there is no topic 'z'"):
+        plan(topics=["z"])
+    with pytest.raises(CommandError, match="broker"):
+        plan(drain=[2, 3])
+    # A dead broker can be drained, and an empty one takes its place.
+    assert [set(move.replicas or ()) for move in plan(drain=[2])] == [{1, 3}, {1, 3}]
+
+
+def test_a_plan_leaves_empty_brokers_alone_unless_they_are_named() -> None:
+    brokers = (BrokerRegistered(broker_id, 100, (Endpoint("", HOST, 1),)) for broker_id in (4, 5))
+    image = image_of(a=[PartitionState((1, 2, 3), (1, 2, 3), 1)] * 6).apply(tuple(brokers))
+    added = moves.make_plan(image, add=[4], drain=[], topics=None)
+    used = {replica for move in added for replica in move.replicas or ()}
+    assert 4 in used and 5 not in used
+    evened = moves.make_plan(image, add=[], drain=[], topics=None)
+    assert {4, 5} <= {replica for move in evened for replica in move.replicas or ()}
+
+
+def test_only_the_topics_asked_for_move() -> None:
+    image = image_of(a=[GOOD, GOOD, GOOD], b=[GOOD, GOOD, GOOD])
+    plan = moves.make_plan(image, add=[], drain=[2], topics=["b"])
+    assert {move.topic for move in plan} == {"b"} and len(plan) == 3
+
+
+def test_a_broker_is_drained_and_removed(cluster: Commands) -> None:
+    controller = cluster.cluster(a=[GOOD, GOOD], b=[GOOD])
+    planned = cluster.json("reassign", "--drain", "2", "--dry-run")
+    assert len(planned["partitions"]) == 3
+    cluster("reassign", "--drain", "2", "--yes")
+    assert not any(2 in state.replicas for _, _, state in controller.image.partitions())
+    assert "is running; stop it first" in cluster("remove", "2", "--yes", exit_code=1)[1]
+
+
+def test_plans_from_files_are_checked() -> None:
+    plan = [Reassignment("a", 0, (3, 1)), Reassignment("a", 1, (1, 2))]
+    text = json.dumps(moves.render_plan(plan))
+    assert moves.parse_plan(text, "plan.json") == plan
+    image = image_of(a=[GOOD, GOOD])
+    assert moves.check_plan(image, plan) == plan[:1]
+    with pytest.raises(CommandError, match="there is no partition a-2"):
+        moves.check_plan(image, [Reassignment("a", 2, (1,))])
+    for wrong in ("[]", "{", '{"partitions": [{"topic": "a"}]}', '{"partitions": 3}'):
+        with pytest.raises(CommandError, match=r"plan.json is no plan .*it looks like"):
+            moves.parse_plan(wrong, "plan.json")
