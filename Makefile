@@ -12,7 +12,7 @@ SPARK := $(VENV)/.spark-installed
 DEV  := $(VENV)/.dev-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format test-jvm bench bench-spark bench-check fuzz docs clean
+.PHONY: help demo test check format test-jvm bench bench-spark bench-cluster bench-check fuzz docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -42,6 +42,9 @@ bench: $(DEV) ## millrace beside Apache Kafka (needs java and mvn); ARGS="--roun
 
 bench-spark: $(DEV) ## format("millrace") beside Spark's JVM Kafka connector (needs java and mvn); ARGS="--rounds 3"
 	PYTHONPATH=tests $(BIN)/python -m benches.spark $(ARGS)
+
+bench-cluster: $(DEV) ## three brokers beside three of Apache Kafka (needs java and mvn); ARGS="failover", ARGS="partitions"
+	PYTHONPATH=tests $(BIN)/python -m benches.cluster $(ARGS)
 
 bench-check: $(DEV) ## start-up time and memory against their bars; fails when one is missed
 	PYTHONPATH=tests $(BIN)/python -m benches.system.footprint $(ARGS)

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from millrace.clock import Clock, SystemClock
 from millrace.cluster.controller import Controller
+from millrace.cluster.presence import Presence
 from millrace.config import BrokerConfig
 from millrace.errors import MillraceError, StorageError
 from millrace.groups.coordinator import GroupCoordinator
@@ -68,6 +69,15 @@ class Broker:
         self._stops: list[Callable[[], Coroutine[Any, Any, None]]] = []
         """What has been started, in order; `stop` runs it backwards."""
         self.services: Services | None = None
+        self.failure: str | None = None
+        """Why the broker cannot go on: another process runs under its id, or the metadata log cannot be read."""
+        self.failed = asyncio.Event()
+        """Set with `failure`; whoever runs the broker stops it."""
+
+    def _fail(self, reason: str) -> None:
+        logger.critical("broker %d cannot go on: %s", self.config.broker_id, reason)
+        self.failure = reason
+        self.failed.set()
 
     def __repr__(self) -> str:
         return f"Broker({self.config.broker_id}, {self.bootstrap if self._listeners else 'not started'})"
@@ -106,7 +116,9 @@ class Broker:
         controller = Controller(self._store or _store_for(config, self.clock), config, clock=self.clock)
         replicas = Replicas(broker_id=config.broker_id, config=config, log_dirs=log_dirs, clock=self.clock)
         log_dirs.on_failure = replicas.directory_failed
-        fetchers, proposals = self._replicate(controller, replicas)
+        controller.on_fatal = self._fail
+        presence = Presence(self.clock)
+        fetchers, proposals = self._replicate(controller, replicas, presence)
         offsets_topic = StateTopic(
             CONSUMER_OFFSETS_TOPIC,
             lambda index: replicas.led(CONSUMER_OFFSETS_TOPIC, index),
@@ -125,6 +137,7 @@ class Broker:
             log_dirs=log_dirs,
             fetch_sessions=FetchSessions(config.get_int("max.incremental.fetch.session.cache.slots")),
             producer_ids=ProducerIds(controller.next_producer_id_block),
+            presence=presence,
             advertised=self._advertised,
         )
         self._make_listeners(limits)
@@ -137,6 +150,7 @@ class Broker:
         _follow_partitions(replicas, groups)
         replicas.load(controller.image)
         controller.on_image(replicas.apply)
+        controller.on_image(presence.follow)
         self._stops.append(fetchers.stop)
         proposals.start()
         self._stops.append(proposals.stop)
@@ -172,16 +186,24 @@ class Broker:
         for listener in self._listeners:
             listener.stop_accepting()
 
-    def _replicate(self, controller: Controller, replicas: Replicas) -> tuple[Fetchers, IsrProposals]:
+    def _replicate(
+        self, controller: Controller, replicas: Replicas, presence: Presence
+    ) -> tuple[Fetchers, IsrProposals]:
         """Join the replicas with those who fetch for them and those who ask for their ISRs."""
         config = self.config
+
+        def lost(broker_id: int) -> None:
+            presence.lost(broker_id)
+            controller.suspect(broker_id)
+
         fetchers = Fetchers(
             broker_id=config.broker_id,
             broker_epoch=lambda: controller.broker_epoch,
             listener=config.inter_broker_listener,
             settings=FetchSettings.from_config(config),
             clock=self.clock,
-            suspect=controller.suspect,
+            lost=lost,
+            reached=presence.reached,
         )
         proposals = IsrProposals(
             ask=controller.propose_isr,

@@ -116,8 +116,9 @@ class _Judge:
 
     def _take_change(self, delta: Delta, change: Change) -> None:
         match change:
-            case ControllerChanged(_, epoch):
-                if epoch <= self.controller_epoch:
+            case ControllerChanged(broker_id, epoch):
+                # A controller that resigns says so in its own epoch.
+                if epoch < self.controller_epoch or (epoch == self.controller_epoch and broker_id != NOBODY):
                     self._wrong(delta, f"begins controller epoch {epoch} after {self.controller_epoch}")
                 self.controller_epoch = epoch
             case (

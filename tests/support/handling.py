@@ -16,6 +16,7 @@ from millrace.clock import SystemClock
 from millrace.cluster.controller import Controller
 from millrace.cluster.image import ClusterImage
 from millrace.cluster.planning import Plan
+from millrace.cluster.presence import Presence
 from millrace.config import BrokerConfig
 from millrace.handlers.context import RequestContext, Services
 from millrace.metadata.embedded import EmbeddedStore
@@ -68,6 +69,7 @@ async def handling(settings: Mapping[str, str] | None = None, **services: Any) -
             "broker_id": controller.broker_id,
             "controller": controller,
             "advertised": lambda _listener: ("told.example", 19092),
+            "presence": Presence(SystemClock()),
             **services,
         }
 
@@ -116,5 +118,6 @@ def deciding(image: ClusterImage, settings: Mapping[str, str] | None = None) -> 
         broker_id=1,
         controller=controller,
         advertised=lambda _listener: ("told.example", 19092),
+        presence=Presence(SystemClock()),
     )
     return Handling(controller, cast("Services", services))

@@ -39,13 +39,18 @@ def configure_logging(level: str) -> None:
 
 
 def serve(config: BrokerConfig, *, pid_file: Path | None) -> None:
-    """Start a broker, announce it, and return after it has been stopped by a signal."""
+    """Start a broker, announce it, and return after it has been stopped by a signal.
+
+    CommandError when the broker itself cannot go on.
+    """
     import uvloop
 
-    uvloop.run(_serve(config, pid_file))
+    failure = uvloop.run(_serve(config, pid_file))
+    if failure is not None:
+        raise CommandError(f"the broker has stopped: {failure}")
 
 
-async def _serve(config: BrokerConfig, pid_file: Path | None) -> None:
+async def _serve(config: BrokerConfig, pid_file: Path | None) -> str | None:
     import asyncio
 
     from millrace.broker import Broker
@@ -62,14 +67,18 @@ async def _serve(config: BrokerConfig, pid_file: Path | None) -> None:
         loop.add_signal_handler(number, stop)
     broker = Broker(config)
     if not await _started(broker, stopping):
-        return
+        return None
     try:
         _write_pid(pid_file)
         print(f"ready bootstrap={broker.bootstrap}", flush=True)
-        await stopping.wait()
+        waiting = [loop.create_task(event.wait()) for event in (stopping, broker.failed)]
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for task in waiting:
+            task.cancel()
     finally:
         await broker.stop()
         _remove_pid(pid_file)
+    return broker.failure
 
 
 async def _started(broker: Broker, stopping: asyncio.Event) -> bool:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 
 from millrace.cluster.image import ClusterImage
 from millrace.cluster.reassignments import Reassignment
@@ -125,28 +126,36 @@ class _Shares:
 
     def even_replicas(self) -> None:
         while (step := next(self._even_steps(), None)) is not None:
-            self.move(*step)
+            keys, source, target = step
+            for key in keys:
+                self.move(key, source, target)
 
-    def _even_steps(self) -> Iterator[tuple[PartitionKey, int, int]]:
+    def _even_steps(self) -> Iterator[tuple[list[PartitionKey], int, int]]:
         """Moves that make two brokers more alike, the most needed first."""
         fullest = sorted(self.targets, key=lambda broker: (-self.count[broker], broker))
         for source in fullest:
             for target in reversed(fullest):
                 if self.count[source] - self.count[target] < 2:
                     break
-                key = self._movable(source, target)
-                if key is not None:
-                    yield key, source, target
+                keys = self._movable(source, target)
+                if keys:
+                    yield keys, source, target
 
-    def _movable(self, source: int, target: int) -> PartitionKey | None:
-        """A partition that can go from one to the other, of a topic the first has much of and the second little."""
+    def _movable(self, source: int, target: int) -> list[PartitionKey]:
+        """Partitions that can go from one to the other, of a topic the first has much of and the second little.
+
+        A part of the difference at a time: single moves would take minutes for thousands of partitions, and all at
+        once would take them from one broker only.
+        """
         here, there = self.held[source], self.held[target]
         topics = sorted((len(there.get(topic, ())) - len(keys), topic) for topic, keys in here.items() if keys)
-        for _, topic in topics:
-            for key in sorted(here[topic] - there.get(topic, set())):
-                if self.racks_after(key, source, target) >= self.racks_of(key):
-                    return key
-        return None
+        for fewer, topic in topics:
+            limit = max(1, min(self.count[source] - self.count[target], -fewer) // 4)
+            candidates = sorted(here[topic] - there.get(topic, set()))
+            admitted = (key for key in candidates if self.racks_after(key, source, target) >= self.racks_of(key))
+            if keys := list(islice(admitted, limit)):
+                return keys
+        return []
 
     def even_leaders(self) -> None:
         """Put other replicas first where that evens out the preferred leaders; no record has to be copied for it."""

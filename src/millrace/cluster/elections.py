@@ -29,7 +29,6 @@ from millrace.errors import ApiError, ErrorCode
 from millrace.metadata.deltas import (
     BrokerFenced,
     BrokerRegistered,
-    BrokerUnregistered,
     Change,
     PartitionChanged,
     PartitionState,
@@ -120,10 +119,9 @@ def plan_brokers(
     fence: Mapping[int, int] | None = None,
     unfence: Mapping[int, int] | None = None,
     register: Sequence[BrokerRegistered] = (),
-    unregister: Collection[int] = (),
     allows_unclean: AllowsUnclean = never_unclean,
 ) -> Plan[None]:
-    """Brokers that die, count again, come (as a new incarnation) and leave for good, all at once, with the elections.
+    """Brokers that die, count again, and come (as a new incarnation), all at once, with the elections that follow.
 
     `fence` and `unfence` map broker ids to the epoch that is meant: an order for another incarnation is void.
     """
@@ -148,11 +146,6 @@ def plan_brokers(
         if broker.fenced:
             changes.append(BrokerFenced(broker.broker_id, broker.broker_epoch, fenced=False))
             live.add(broker.broker_id)
-    for broker_id in unregister:
-        if broker_id in image.brokers and broker_id not in registered:
-            changes.append(BrokerUnregistered(broker_id))
-            gone.add(broker_id)
-            live.discard(broker_id)
     if changes:
         changes += _settle_all(image, live, gone, allows_unclean)
     return Plan(None, tuple(changes))

@@ -127,7 +127,9 @@ class TopicImage:
 
     @property
     def replication_factor(self) -> int:
-        return len(self.partitions[0].replicas)
+        """How many replicas the partitions have; during a move, how many they will have."""
+        state = self.partitions[0]
+        return len(state.replicas) - len(state.removing)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ from millrace.cluster.planning import Plan
 from millrace.cluster.view import MetadataView
 from millrace.cluster.writer import MetadataWriter
 from millrace.config import BrokerConfig
-from millrace.errors import MillraceError
+from millrace.errors import ApiError, ErrorCode, MillraceError
 from millrace.metadata.deltas import BrokerRegistered, Change, ClusterCreated, ControllerChanged
 from millrace.metadata.store import BrokerRegistration, Membership, MetadataStore, SessionState
 from millrace.model import NO_BROKER
@@ -221,7 +221,11 @@ class ClusterMember:
         await self._register()
         epoch = await self._store.elect(self.broker_id)
         if epoch is not None:
-            await self._reign(epoch, {})
+            try:
+                await self._reign(epoch, {})
+            except ApiError as error:
+                if error.code is not ErrorCode.NOT_CONTROLLER:  # replaced in the same moment: `run` goes on from there
+                    raise
 
     async def run(self) -> None:
         """Go on until cancelled."""

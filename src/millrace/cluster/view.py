@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
+from typing import Final
 
 from millrace.clock import Clock
 from millrace.cluster.image import ClusterImage, changes_between
@@ -25,6 +26,8 @@ from millrace.metadata.deltas import ChangeSet, decode
 from millrace.metadata.store import MetadataStore, Trimmed
 
 logger = logging.getLogger(__name__)
+
+RETRY_S: Final = 0.05
 
 ImageListener = Callable[[ClusterImage, ClusterImage, ChangeSet], object]
 
@@ -75,22 +78,27 @@ class MetadataView:
 
     async def follow(self) -> None:
         """Keep the image current until cancelled, or until the log cannot be followed; then `failure` says why."""
-        while True:
-            try:
-                async for index, data in self._store.follow(self.image.index):
-                    changes = decode(data)
-                    self._apply(self.image.apply(changes, index), changes)
-                return
-            except Trimmed:
+        try:
+            while await self._follow_until_trimmed():
                 await self._take_snapshot()
-            except Exception as error:  # the root of the task
-                logger.critical("the metadata log cannot be followed", exc_info=True)
-                self.fail(ApiError(ErrorCode.KAFKA_STORAGE_ERROR, f"the metadata log cannot be followed: {error}"))
-                return
+        except Exception as error:  # the root of the task
+            logger.critical("the metadata log cannot be followed", exc_info=True)
+            self.fail(ApiError(ErrorCode.KAFKA_STORAGE_ERROR, f"the metadata log cannot be followed: {error}"))
+
+    async def _follow_until_trimmed(self) -> bool:
+        """Whether there is more to come, but not delta by delta."""
+        try:
+            async for index, data in self._store.follow(self.image.index):
+                changes = decode(data)
+                self._apply(self.image.apply(changes, index), changes)
+            return False
+        except Trimmed:
+            return True
 
     async def _take_snapshot(self) -> None:
         snapshot = await self._store.read_snapshot()
         if snapshot is None or snapshot.index <= self.image.index:
+            await self._clock.sleep(RETRY_S)  # it is being replaced at this moment
             return
         logger.warning("delta %d is gone, going on from the snapshot at %d", self.image.index + 1, snapshot.index)
         new = ClusterImage().apply(decode(snapshot.data), snapshot.index)

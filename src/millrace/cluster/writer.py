@@ -104,13 +104,19 @@ class MetadataWriter:
 
         Cancelled, the change may still happen. ApiError NOT_CONTROLLER where this broker may not write.
         """
-        if not self.is_open:
-            raise not_controller()
+        self._check_open()
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         await self._requests.put(_Request(plan, answer))
-        if not self.is_open:  # it ended while the queue was full: nobody will look into it again
-            raise not_controller()
+        try:
+            self._check_open()
+        except ApiError:  # it ended while the queue was full: a later reign must not find this there
+            answer.cancel()
+            raise
         return await answer
+
+    def _check_open(self) -> None:
+        if not self.is_open:
+            raise not_controller()
 
     async def run(self) -> None:
         """Plan and write what is asked for, until cancelled."""
@@ -133,6 +139,9 @@ class MetadataWriter:
             image = self._view.image
             while batch and len(changes) < MAX_CHANGES_PER_DELTA:
                 request = batch[0]
+                if request.answer.done():  # whoever asked has gone
+                    batch.pop(0)
+                    continue
                 try:
                     plan = request.plan(image)
                     if plan.changes:

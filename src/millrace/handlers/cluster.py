@@ -63,7 +63,7 @@ async def metadata(context: RequestContext, request: MetadataRequest) -> Metadat
     response = MetadataResponse(
         brokers=[
             MetadataResponse.MetadataResponseBroker(node_id=broker.broker_id, host=host, port=port, rack=broker.rack)
-            for broker, host, port in _reachable(context, image.live_brokers)
+            for broker, host, port in _reachable(context, context.broker.presence.listed(image))
         ],
         cluster_id=image.cluster_id,
         controller_id=_controller(image),
@@ -151,7 +151,7 @@ def _leader(context: RequestContext, state: PartitionState) -> tuple[ErrorCode, 
     """The leader as a client of this listener can use it, and what is wrong where it cannot."""
     image = context.broker.image
     broker = image.brokers.get(state.leader)
-    if broker is None or broker.fenced:
+    if broker is None or broker.fenced or context.broker.presence.is_doubted(broker.broker_id):
         return ErrorCode.LEADER_NOT_AVAILABLE, NO_BROKER
     if broker.broker_id != context.broker.broker_id and broker.endpoint(context.listener) is None:
         listeners_known = context.version >= 6

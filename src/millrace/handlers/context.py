@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from millrace.clock import Clock
     from millrace.cluster.controller import Controller
     from millrace.cluster.image import ClusterImage
+    from millrace.cluster.presence import Presence
     from millrace.config import BrokerConfig
     from millrace.groups.coordinator import GroupCoordinator
     from millrace.handlers.fetch_sessions import FetchSessions
@@ -36,6 +37,7 @@ class Services:
     log_dirs: LogDirs
     fetch_sessions: FetchSessions
     producer_ids: ProducerIds
+    presence: Presence
     advertised: Callable[[str], tuple[str, int]]
     """The host and port that a client of the named listener is told to use."""
 

@@ -32,6 +32,7 @@ ACKS_NONE: Final = 0
 ZSTD_FROM: Final = 7
 
 ProduceAnswer = list[tuple[TopicKey, list[ProduceResult]]]
+_Place = tuple[TopicKey, list[ProduceResult], int]
 
 
 @api(
@@ -74,8 +75,8 @@ def produce(context: RequestContext, call: ProduceCall) -> ProduceAnswer | Promi
                 results.append(ProduceResult(item.partition, code_of(error), error_message=text_of(error), leader=hint))
                 continue
             if acks == ACKS_ALL and partition.high_watermark.offset <= appended.last_offset:
-                commit = commit or _Commit(answer)
-                commit.await_partition(partition, appended.last_offset, results)
+                commit = commit or _Commit(context, answer)
+                commit.await_partition(partition, appended.last_offset, key, results)
             results.append(
                 ProduceResult(
                     item.partition, 0, appended.base_offset, appended.log_append_time_ms, appended.start_offset
@@ -95,21 +96,24 @@ def produce(context: RequestContext, call: ProduceCall) -> ProduceAnswer | Promi
 class _Commit(Promise[ProduceAnswer]):
     """The wait of one request for all its batches. Callbacks instead of a task: this is made for every request."""
 
-    __slots__ = ("_answer", "_timeout_ms", "_timer", "waiting")
+    __slots__ = ("_answer", "_context", "_timeout_ms", "_timer", "waiting")
 
-    def __init__(self, answer: ProduceAnswer) -> None:
+    def __init__(self, context: RequestContext, answer: ProduceAnswer) -> None:
         super().__init__()
+        self._context = context
         self._answer = answer
         self._timer: Timer | None = None
         self._timeout_ms = 0
-        self.waiting: dict[int, tuple[list[ProduceResult], int]] = {}
+        self.waiting: dict[int, _Place] = {}
         """Where the results lie whose batches are not committed yet; the keys are arbitrary."""
 
-    def await_partition(self, partition: Partition, last_offset: int, results: list[ProduceResult]) -> None:
-        """Wait for `last_offset`, whose result will be the next one in `results`."""
+    def await_partition(
+        self, partition: Partition, last_offset: int, key: TopicKey, results: list[ProduceResult]
+    ) -> None:
+        """Wait for `last_offset`, whose result will be the next one in `results`, those of topic `key`."""
         ticket = len(self.waiting)
         if partition.when_committed(last_offset, partial(self._settle, ticket)):
-            self.waiting[ticket] = (results, len(results))
+            self.waiting[ticket] = (key, results, len(results))
 
     def within(self, timeout_ms: int, clock: Clock) -> None:
         """Answer once everything is committed or has failed, or when `timeout_ms` are over."""
@@ -119,13 +123,17 @@ class _Commit(Promise[ProduceAnswer]):
     def _settle(self, ticket: int, error: Exception | None) -> None:
         place = self.waiting.pop(ticket, None)
         if place is not None and error is not None:
-            _put_error(place, error)
+            _put_error(self._context, place, error)
         if not self.waiting:
             self._finish()
 
     def _expire(self) -> None:
         for place in self.waiting.values():
-            _put_error(place, ApiError(ErrorCode.REQUEST_TIMED_OUT, f"not committed within {self._timeout_ms} ms"))
+            _put_error(
+                self._context,
+                place,
+                ApiError(ErrorCode.REQUEST_TIMED_OUT, f"not committed within {self._timeout_ms} ms"),
+            )
         self.waiting.clear()
         self._finish()
 
@@ -135,10 +143,12 @@ class _Commit(Promise[ProduceAnswer]):
         self.keep(self._answer)
 
 
-def _put_error(place: tuple[list[ProduceResult], int], error: Exception) -> None:
-    results, index = place
+def _put_error(context: RequestContext, place: _Place, error: Exception) -> None:
+    key, results, index = place
     told = error if isinstance(error, MillraceError) else ApiError(ErrorCode.UNKNOWN_SERVER_ERROR)
-    results[index] = ProduceResult(results[index].partition, code_of(told), error_message=text_of(told))
+    partition, code = results[index].partition, code_of(told)
+    hint = leader_hint(context, key, partition, code)
+    results[index] = ProduceResult(partition, code, error_message=text_of(told), leader=hint)
 
 
 def _refusal(call: ProduceCall) -> ApiError | None:

@@ -76,14 +76,16 @@ class Fetchers:
         listener: str,
         settings: FetchSettings,
         clock: Clock,
-        suspect: Callable[[int], None],
+        lost: Callable[[int], None],
+        reached: Callable[[int], None],
     ) -> None:
-        """`suspect` is told which broker refuses connections."""
+        """`lost` is told which leader cannot be fetched from any more, `reached` which one can (again)."""
         self.settings = settings
         self.broker_id = broker_id
         self.broker_epoch = broker_epoch
         self.clock = clock
-        self.suspect = suspect
+        self.lost = lost
+        self.reached = reached
         self._listener = listener
         self._addresses: dict[int, Address] = {}
         self._fetchers: dict[int, Fetcher] = {}
@@ -223,7 +225,7 @@ class Fetcher:
     def _note_failure(self, error: ApiError) -> None:
         if not self._pause_s:
             logger.warning("broker %d cannot be fetched from: %s", self.leader, error)
-        self.owner.suspect(self.leader)
+        self.owner.lost(self.leader)
 
     async def _pause(self) -> None:
         self._pause_s = min(max(self._pause_s * 2, FIRST_PAUSE_S), self.owner.settings.max_pause_s)
@@ -286,6 +288,8 @@ class _Session:
             request = self._request()
             timeout_ms = request.max_wait_ms + max(self._owner.settings.timeout_ms, _GRACE_MS)
             response = await self._connection.request(request, FETCH_VERSION, timeout_ms=timeout_ms)
+            if not self._session_id:
+                self._owner.reached(self._leader)
             touched = self._take(response)
 
     async def _flush(self, touched: Iterable[_Place]) -> None:

@@ -11,7 +11,7 @@ from millrace.cluster.image import ClusterImage
 from millrace.cluster.membership import Displaced, Reconcile, Register, Stand, Standing, StepDown, Wait, next_step
 from millrace.cluster.planning import NewTopic, Plan
 from millrace.errors import ApiError, ErrorCode
-from millrace.metadata.deltas import ControllerChanged, encode
+from millrace.metadata.deltas import ChangeSet, ControllerChanged, encode
 from millrace.metadata.embedded import EmbeddedStore
 from millrace.metadata.store import BrokerRegistration, Member, Membership, SessionState
 from support.metadata import ControlPlane
@@ -271,7 +271,7 @@ async def test_another_process_with_the_same_id_displaces_the_first() -> None:
     async with ControlPlane(2) as plane:
         told = asyncio.Event()
         first = plane.controllers[2]
-        first._member.on_displaced = told.set
+        first.on_fatal = lambda _reason: told.set()
         second = EmbeddedStore(plane.database)
         await second.open()
         epoch = await second.register(BrokerRegistration(2, ()))
@@ -406,12 +406,31 @@ async def test_elections_moves_and_farewells_through_the_controller() -> None:
 async def test_a_follower_that_was_left_behind_goes_on_from_the_snapshot() -> None:
     async with ControlPlane(2, deltas_per_snapshot=5) as plane:
         follower = plane.controllers[2]
-        heard: list[ClusterImage] = []
-        follower.on_image(lambda _old, new, _changes: heard.append(new))
+        heard: list[tuple[ClusterImage, ClusterImage, ChangeSet]] = []
+        follower.on_image(lambda old, new, changes: heard.append((old, new, changes)))
+        plane.stores[2].following.clear()
         for number in range(17):
             await plane.leading.create_topics([NewTopic(f"t{number}")])
+        plane.stores[2].following.set()
         await plane.settled(lambda image: "t16" in image.topics)
-        assert same_images(plane) and heard[-1] is follower.image
+        assert same_images(plane) and heard[-1][1] is follower.image
+        assert len(heard) < 17, "it was not left behind"
+        assert all(old.apply(changes, new.index) == new for old, new, changes in heard)
+
+
+async def test_a_log_that_cannot_be_read_is_the_end_of_this_brokers_part() -> None:
+    async with ControlPlane(2) as plane:
+        told: list[str] = []
+        plane.controllers[2].on_fatal = told.append
+        await plane.stores[1].append(b"not a delta", 1)
+        async with asyncio.timeout(10):
+            while not told:
+                await asyncio.sleep(0)
+        assert "cannot be followed" in told[0]
+        with pytest.raises(ApiError):
+            await plane.controllers[2].wait_for_image(lambda _: False, 10)
+        with pytest.raises(ApiError):
+            await plane.controllers[1].create_topics([NewTopic("a")])
 
 
 async def test_the_log_says_who_wrote_it() -> None:

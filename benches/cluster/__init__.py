@@ -1,0 +1,1 @@
+"""Clusters of three brokers, measured from outside by ordinary clients: the same driver for both sides."""
