@@ -12,7 +12,7 @@ SPARK := $(VENV)/.spark-installed
 DEV  := $(VENV)/.dev-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format test-jvm bench bench-spark bench-cluster bench-check fuzz docs clean
+.PHONY: help demo test test-cluster faults check format test-jvm bench bench-spark bench-cluster bench-check fuzz docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -20,8 +20,14 @@ help: ## list the targets
 demo: $(SPARK) ## the whole system at work for a minute, checked at the end; ARGS="--seconds 20"
 	$(BIN)/millrace demo $(ARGS)
 
-test: $(DEV) ## every test that needs Python only
-	$(PYTEST) $(ARGS)
+test: $(DEV) ## every test that needs Python only; ARGS="tests/unit -k recovery"
+	$(PYTEST) -m "not cluster" $(ARGS)
+
+test-cluster: $(DEV) ## brokers killed, paused, cut off and restarted while records flow, in short rounds
+	$(PYTEST) -m cluster tests/cluster -n 0 $(ARGS)
+
+faults: $(DEV) ## the same in full size, as a table; ARGS="--only leader --rounds 2"
+	PYTHONPATH=tests $(BIN)/python -m cluster $(ARGS)
 
 check: $(DEV) ## ruff, mypy --strict, layer contract, generated pages
 	$(BIN)/ruff check .

@@ -7,8 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as fn
 
+from support.gates import Background, Gate
 from support.servers import ROOT, MillraceServer
 from support.spark_queries import TIMEOUT_S, Collected, error_of, numbers, read, read_stream
 from support.stream_driver import BATCH_SIZE, write
@@ -30,65 +29,9 @@ def server(our_broker: None) -> Iterator[MillraceServer]:
         yield server
 
 
-def wait_for(path: Path) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not path.exists():
-        assert time.monotonic() < deadline, f"{path} did not appear"
-        time.sleep(0.01)
-
-
-class Gate:
-    """Stops a query once, in the middle of its rows, until the test lets it go on; works across processes.
-
-    Whole rows go through it: a column of numbers alone would all fit into the pipes before it.
-    """
-
-    def __init__(self, home: Path, rows: int) -> None:
-        self.reached, self.open = home / "reached", home / "open"
-        self._rows = rows
-
-    def through(self, frame: DataFrame) -> DataFrame:
-        reached, opened, rows = str(self.reached), str(self.open), self._rows
-
-        def pass_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            seen = 0
-            for batch in batches:
-                yield batch
-                seen += batch.num_rows
-                if seen >= rows and not Path(opened).exists():
-                    Path(reached).touch()
-                    while not Path(opened).exists():
-                        time.sleep(0.01)
-
-        return frame.mapInArrow(pass_on, frame.schema)
-
-
 COUNT = 50_000
 """Records of 1,000 bytes: far more than what queues and pipes hold, and Spark's Arrow batches of 10,000 rows, while the
 gate is shut."""
-
-
-class Background(threading.Thread):
-    """Runs an action of Spark; `result` waits for it."""
-
-    def __init__(self, action: Any) -> None:
-        super().__init__(daemon=True)
-        self._action = action
-        self._outcome: list[Any] = []
-        self.start()
-
-    def run(self) -> None:
-        try:
-            self._outcome.append(self._action())
-        except Exception as error:  # noqa: BLE001 (raised where the result is wanted)
-            self._outcome.append(error)
-
-    def result(self) -> Any:
-        self.join(TIMEOUT_S)
-        (outcome,) = self._outcome
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
 
 
 def test_a_broker_killed_in_the_middle_of_a_batch_query(
@@ -101,7 +44,7 @@ def test_a_broker_killed_in_the_middle_of_a_batch_query(
     frame = read(spark, server.bootstrap, subscribe=topic, kafka__max__partition__fetch__bytes="100000")
     totals = gate.through(frame).groupBy("partition")
     query = Background(totals.agg(fn.count("*"), fn.sum("offset"), fn.countDistinct("offset")).collect)
-    wait_for(gate.reached)
+    gate.wait_reached()
     server.kill()
     gate.open.touch()
     server.start()
@@ -221,7 +164,7 @@ def test_offsets_lost_while_a_task_reads(spark: SparkSession, bootstrap: str, to
         options = {"subscribe": topic, "failOnDataLoss": fail, "kafka__max__partition__fetch__bytes": "100000"}
         frame = gate.through(read(spark, bootstrap, **options)).select("offset")
         query = Background(lambda frame=frame: sorted(row.offset for row in frame.collect()))
-        wait_for(gate.reached)
+        gate.wait_reached()
         topics.delete_records(topic, 0, COUNT - 10_000)
         gate.open.touch()
         if fail == "true":

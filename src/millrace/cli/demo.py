@@ -1,8 +1,9 @@
 """`millrace demo`: the whole system at work for a minute, and a check at the end that what went in came out.
 
-A broker is started as its own process on a free port. Sample producers write topics and log files, three pipelines on
-one Spark session turn them into results in topics, in a database and in a warehouse, and a consumer group reads beside
-them (`millrace.demo`). The exit code says whether everything is accounted for.
+A broker is started as its own process on a free port, or several with a ZooKeeper (`--brokers`). Sample producers write
+topics and log files, three pipelines on one Spark session turn them into results in topics, in a database and in a
+warehouse, and a consumer group reads beside them (`millrace.demo`). With three brokers or more one is killed half-way
+and comes back. The exit code says whether everything is accounted for.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ import signal
 import sys
 import tempfile
 import threading
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Final, Self
 
 import typer
 
@@ -21,17 +24,28 @@ from millrace.cli.output import CommandError, count_text, print_json, print_tabl
 from millrace.clock import SystemClock
 
 if TYPE_CHECKING:
+    from millrace.demo.failover import Outage
     from millrace.demo.scenario import Scenario
+
+_HALF_OF_FOREVER_S: Final = 30.0
 
 app = typer.Typer(add_completion=False)
 
 
-@app.command(epilog="Example: millrace demo --seconds 20 --rate 5000")
+@app.command(epilog="Example: millrace demo --seconds 20 --brokers 3")
 def demo(
     *,
     seconds: Annotated[float, typer.Option("--seconds", min=5, help="How long to produce.")] = 60.0,
     forever: Annotated[bool, typer.Option("--forever", help="Until Ctrl-C.")] = False,
-    brokers: Annotated[int, typer.Option("--brokers", min=1, help="How many; this version runs one.")] = 1,
+    brokers: Annotated[
+        int,
+        typer.Option(
+            "--brokers",
+            "-n",
+            min=1,
+            help="How many. Several share a ZooKeeper; of three or more one is killed half-way and started again.",
+        ),
+    ] = 1,
     rate: Annotated[int, typer.Option("--rate", min=100, help="Records per second, all producers together.")] = 3000,
     data: Annotated[
         Path | None,
@@ -39,16 +53,12 @@ def demo(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
-    """Watch producers, a broker and Spark pipelines at work; checks at the end that everything arrived."""
-    if brokers > 1:
-        raise CommandError(
-            f"--brokers {brokers}: clusters of several brokers are not in this version, use 1", exit_code=2
-        )
+    """Watch producers, brokers and Spark pipelines at work; checks at the end that everything arrived."""
     _require_spark()
     from millrace.demo.scenario import Scenario
 
     home = _home(data)
-    with _Stop() as stop, Scenario(home, rate) as scenario:
+    with _Stop() as stop, Scenario(home, rate, brokers) as scenario:
         run = _Run(scenario, quiet=as_json)
         run.go(None if forever else seconds, stop)
         summary = run.summary()
@@ -76,6 +86,18 @@ def _home(data: Path | None) -> Path:
     return data.absolute()
 
 
+def _starting(brokers: int) -> str:
+    return "starting a broker" if brokers == 1 else f"starting ZooKeeper and {brokers} brokers"
+
+
+def _tell_news(outage: Outage | None, told: str, elapsed_s: float) -> str:
+    """Print what is new about the failover; returns what is told now."""
+    text = "" if outage is None else str(outage)
+    if text != told:
+        print(f"{elapsed_s:5.1f} s  {text}", flush=True)
+    return text
+
+
 class _Run:
     """One demo from start to the final account."""
 
@@ -91,7 +113,7 @@ class _Run:
     def go(self, seconds: float | None, stop: _Stop) -> None:
         scenario = self._scenario
         for said, begin in (
-            ("starting a broker", scenario.start_broker),
+            (_starting(scenario.brokers.count), scenario.start_brokers),
             ("starting Spark", scenario.start_spark),
             ("starting producers, a consumer group and three pipelines", scenario.start_work),
         ):
@@ -101,7 +123,8 @@ class _Run:
             self._say(said)
             begin()
             stop.listen()
-        self._say(f"broker at {scenario.bootstrap}; first results in some seconds; Ctrl-C ends it early")
+        who = "broker" if scenario.brokers.count == 1 else "brokers"
+        self._say(f"{who} at {scenario.bootstrap}; first results in some seconds; Ctrl-C ends it early")
         started_s = self._clock.monotonic()
         self._failure = self._watch(seconds, stop.asked)
         self._produced_s = self._clock.monotonic() - started_s
@@ -117,8 +140,12 @@ class _Run:
         view = View(scenario)
         terminal = sys.stdout.isatty() and not self._quiet
         screen, draw = open_screen(terminal)
-        change_at_s = seconds / 2 if seconds is not None else 30.0
-        next_line_s, changed = PLAIN_EVERY_S, False
+        half_s = seconds / 2 if seconds is not None else _HALF_OF_FOREVER_S
+        # One upheaval at a time: with a failover half-way, the group rebalances before it.
+        plan: list[tuple[float, Callable[[float], None]]] = [(half_s, lambda _: scenario.change_members())]
+        if scenario.can_fail_over:
+            plan = [(half_s / 2, lambda _: scenario.change_members()), (half_s, scenario.start_failover)]
+        next_line_s, told = PLAIN_EVERY_S, ""
         started_s = self._clock.monotonic()
         with screen:
             while not stopping.wait(LIVE_EVERY_S):
@@ -126,16 +153,17 @@ class _Run:
                 failure = scenario.failure()
                 if failure is not None or (seconds is not None and elapsed_s >= seconds):
                     return failure
-                if elapsed_s >= change_at_s and not changed:
-                    scenario.change_members()
-                    changed = True
+                if plan and elapsed_s >= plan[0][0]:
+                    plan.pop(0)[1](elapsed_s)
                 self._note_first_result()
                 view.sample(self._clock.monotonic())
                 if terminal:
                     draw(view.renderable(elapsed_s, seconds))
-                elif not self._quiet and elapsed_s >= next_line_s:
-                    print(view.line(elapsed_s), flush=True)
-                    next_line_s += PLAIN_EVERY_S
+                elif not self._quiet:
+                    told = _tell_news(scenario.outage, told, elapsed_s)
+                    if elapsed_s >= next_line_s:
+                        print(view.line(elapsed_s), flush=True)
+                        next_line_s += PLAIN_EVERY_S
         return None
 
     def _note_first_result(self) -> None:
@@ -155,6 +183,9 @@ class _Run:
         problems = scenario.problems()
         return {
             "ok": not problems and all(check.ok for check in checks) and scenario.account.total() > 0,
+            "brokers": scenario.brokers.count,
+            "failover": None if scenario.outage is None else asdict(scenario.outage),
+            "failover_text": None if scenario.outage is None else str(scenario.outage),
             "seconds": round(self._produced_s, 1),
             "first_result_s": None if self._first_result_s is None else round(self._first_result_s, 1),
             "records": scenario.account.total(),
@@ -183,28 +214,32 @@ def _print_summary(summary: dict[str, Any], home: Path) -> None:
         )
         print(
             f"{count_text(summary['records'], 'record')} ({size_text(summary['bytes'])}) and "
-            f"{count_text(summary['log_lines'], 'log line')} in {summary['seconds']} s; first result after "
+            f"{count_text(summary['log_lines'], 'log line')} through {count_text(summary['brokers'], 'broker')} in "
+            f"{summary['seconds']} s; first result after "
             f"{summary['first_result_s']} s; chat end to end p50 {summary['latency_p50_ms']} ms, "
             f"p99 {summary['latency_p99_ms']} ms, {summary['read_again']:,} read again after the rebalance"
         )
+        if summary["failover_text"]:
+            print(summary["failover_text"])
     for problem in summary["problems"]:
         print(f"problem: {problem}")
     if not summary["ok"]:
-        print(f"FAILED: what went in and what came out differ; the logs of broker and follower are in {home}")
+        print(f"FAILED: what went in and what came out differ; the logs of brokers and follower are in {home}")
         return
     print("OK: everything that went in came out, once")
-    print(_how_to_look(home))
+    print(_how_to_look(home, summary["brokers"]))
 
 
-def _how_to_look(home: Path) -> str:
+def _how_to_look(home: Path, brokers: int) -> str:
     python, millrace = Path(sys.executable), Path(sys.executable).with_name("millrace")
     database, warehouse = home / "results" / "metrics.db", home / "results" / "logs"
+    up = f"up --data {home / 'data'}" + (f" --brokers {brokers}" if brokers > 1 else "")
     newest = "SELECT * FROM cpu_by_host ORDER BY window_start DESC LIMIT 10"
     return f"""
 the results, to look at:
   database     {python} -c "import sqlite3; print(*sqlite3.connect('{database}').execute('{newest}'), sep='\\n')"
   warehouse    {python} -c "import deltalake; print(deltalake.DeltaTable('{warehouse}').to_pandas())"
-  topics       {millrace} up --data {home / "data"}   and in another terminal
+  topics       {millrace} {up}   and in another terminal
                {millrace} consume clicks-enriched-web --from-beginning --no-follow
 remove all:    rm -r {home}"""
 

@@ -80,9 +80,14 @@ class View:
         from rich.progress_bar import ProgressBar
 
         until = f" of {total_s:.0f}" if total_s is not None else ""
-        memory = size_text(_resident_bytes(self._scenario.broker_pid))
-        head = f"broker at [bold]{self._scenario.bootstrap}[/], {memory} resident, {elapsed_s:.0f}{until} s"
+        brokers = self._scenario.brokers
+        memory = size_text(sum(map(_resident_bytes, brokers.pids)))
+        who = "broker" if brokers.count == 1 else f"{brokers.count} brokers"
+        head = f"{who} at [bold]{brokers.bootstrap}[/], {memory} resident, {elapsed_s:.0f}{until} s"
         parts: list[RenderableType] = [head, self._topics(), self._queries(), self._latest(), self._group_text()]
+        outage = self._scenario.outage
+        if outage is not None:
+            parts.append(f"[bold]{outage}[/]")
         if total_s is not None:
             parts.append(ProgressBar(total=total_s, completed=min(elapsed_s, total_s), width=60))
         return Group(*parts)

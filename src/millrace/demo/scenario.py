@@ -20,6 +20,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from millrace.clock import SystemClock
 from millrace.demo import pipelines, processes, results, traffic
+from millrace.demo.brokers import BrokerCluster, Brokers, OneBroker, replication_factor
+from millrace.demo.failover import BROKERS_NEEDED, FailoverThread, Outage
 from millrace.demo.group import Archive, Member
 from millrace.demo.traffic import BAD, ERROR, GOOD, LOG_SHARE, SOURCES, Account, LogWriter, SourceThread
 
@@ -46,14 +48,14 @@ class Check:
 class Scenario:
     """Leaving the `with` block ends whatever runs; `finish` before it ends everything in order and counts."""
 
-    def __init__(self, home: Path, rate_per_s: int) -> None:
+    def __init__(self, home: Path, rate_per_s: int, brokers: int = 1) -> None:
         self.home = home
         self.results = home / "results"
         self.account = Account()
         self.archive = Archive()
         self.members: list[Member] = []
-        self.bootstrap = ""
-        self.broker_pid = 0
+        self.brokers: Brokers = OneBroker(home) if brokers == 1 else BrokerCluster(home, brokers)
+        self._failover: FailoverThread | None = None
         self._rate_per_s = rate_per_s
         self._clock = SystemClock()
         self._stack = ExitStack()
@@ -71,11 +73,9 @@ class Scenario:
 
     # --- the beginning
 
-    def start_broker(self) -> None:
-        self._broker, self.bootstrap = self._stack.enter_context(
-            processes.broker(self.home / "data", self.home / "broker.log")
-        )
-        self.broker_pid = self._broker.pid
+    def start_brokers(self) -> None:
+        self._stack.enter_context(self.brokers)
+        self.bootstrap = self.brokers.bootstrap
         self._settings: dict[str, Any] = {"bootstrap.servers": self.bootstrap, "log_level": 2}
 
     def start_spark(self) -> None:
@@ -112,7 +112,8 @@ class Scenario:
 
     def _create_topics(self, topics: dict[str, int]) -> None:
         admin = AdminClient(self._settings)
-        wanted = [NewTopic(topic, num_partitions=count, replication_factor=1) for topic, count in topics.items()]
+        copies = replication_factor(self.brokers.count)
+        wanted = [NewTopic(topic, num_partitions=count, replication_factor=copies) for topic, count in topics.items()]
         for future in admin.create_topics(wanted).values():
             future.result(timeout=30)
 
@@ -125,10 +126,28 @@ class Scenario:
         newcomer.start()
         self.members[0].leave()
 
+    @property
+    def can_fail_over(self) -> bool:
+        """Whether there are enough brokers to lose one and go on."""
+        return self.brokers.count >= BROKERS_NEEDED
+
+    @property
+    def outage(self) -> Outage | None:
+        """What has become of the failover, once a broker is killed."""
+        return None if self._failover is None else self._failover.failover.outage
+
+    def start_failover(self, at_s: float) -> None:
+        """Kill the leader of a busy partition now, which is `at_s` in the demo's time, and start it again later."""
+        assert isinstance(self.brokers, BrokerCluster)
+        self._failover = FailoverThread(self.brokers, at_s)
+        self._stack.callback(self._failover.leave)
+        self._failover.start()
+
     def failure(self) -> str | None:
         """What makes it senseless to go on."""
-        if self._broker.poll() is not None:
-            return f"the broker ended with status {self._broker.returncode}: {self.home / 'broker.log'}"
+        ended = self.brokers.failure()
+        if ended is not None:
+            return ended
         if self._follower.poll() is not None:
             return f"the follower of log files ended: {processes.last_line(self.home / 'follower.log')}"
         return self.pipelines.failure()
@@ -141,6 +160,8 @@ class Scenario:
     def finish(self) -> None:
         """End everything in order; what could not be waited for is among `problems`."""
         self._end_producers()
+        if self._failover is not None:
+            self._failover.join()  # its own time limits end it
         lines = self.lines_written().total()
         self._wait_for(lambda: sum(self._ends([traffic.LOGS]).values()) >= lines, f"{lines:,} log lines in their topic")
         self.pipelines.catch_up()
@@ -154,6 +175,8 @@ class Scenario:
     def problems(self) -> list[str]:
         threads: list[SourceThread | Member | results.ResultReader] = [*self._sources, *self.members, self.reader]
         found = [*self._problems, *(thread.error for thread in threads if thread.error)]
+        if self._failover is not None and self._failover.failover.problem is not None:
+            found.append(self._failover.failover.problem)
         if self.account.failed:
             found.append(f"{self.account.failed:,} records were refused")
         if self.archive.gaps:
@@ -219,7 +242,7 @@ class Scenario:
         deadline = self._clock.monotonic() + SETTLE_TIMEOUT_S
         pause = threading.Event()
         while not condition():
-            if self._clock.monotonic() > deadline or self._broker.poll() is not None:
+            if self._clock.monotonic() > deadline or self.brokers.failure() is not None:
                 self._problems.append(f"waited in vain for {what}")
                 return
             pause.wait(0.05)

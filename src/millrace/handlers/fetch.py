@@ -24,8 +24,10 @@ from millrace.wire.keys import ApiKey
 from millrace.wire.messages.fetch import FetchRequest
 
 if TYPE_CHECKING:
+    from millrace.clock import Timer
     from millrace.handlers.fetch_sessions import Fetching, Wanted
     from millrace.replication.partition import Partition
+    from millrace.replication.throttle import ReplicationQuota
 
 FOLLOWERS_SERVE_FROM: Final = 11
 """Older consumers do not know that a follower may answer them, and take its high watermark for the leader's."""
@@ -45,7 +47,8 @@ def fetch(context: RequestContext, call: FetchCall) -> FetchReply | Coroutine[An
     commits by asking for more. It is told where its log diverges (KIP-595), and waits for appends rather than commits.
     A consumer in the rack of an in-sync follower is sent there, if the broker has a rack-aware `replica.selector.class`
     (KIP-392); from v11 on a follower serves consumers up to the high watermark it knows. A client that came to a broker
-    which does not lead any more is told who does (KIP-951).
+    which does not lead any more is told who does (KIP-951). A follower that is behind gets nothing of a throttled
+    partition while the quota is used up (KIP-73).
 
     Versions: v12 adds leader-epoch checks; v13 names topics by id; v15 moves the replica id into a tagged field; v16
     tells where leaders are.
@@ -148,7 +151,10 @@ class _ConsumerReader:
 
 
 class _ReplicaReader:
-    """Reads for a follower. Its offsets are noted at the first read: what it asks for later in a wait is the same."""
+    """Reads for a follower. Its offsets are noted at the first read: what it asks for later in a wait is the same.
+
+    What a quota holds back counts as not there; the wait ends when there may be room again.
+    """
 
     is_replica = True
 
@@ -157,28 +163,41 @@ class _ReplicaReader:
         self._replicas = context.broker.replicas
         self._broker_id = call.replica_id
         self._broker_epoch = call.replica_epoch
+        self._wake: Callable[[], None] | None = None
+        self._timer: Timer | None = None
+        self._held_back_s = 0.0
+        self._taken: list[tuple[ReplicationQuota, int]] = []
 
     def read_all(self, wanted: list[Wanted], max_bytes: int) -> tuple[_Outcome, int, bool]:
         """Read every wanted partition; the flag says that waiting would not make the answer any better."""
         outcome: _Outcome = []
         size_bytes = 0
         settled = False
+        held_back_s = 0.0
+        self._give_back()
         for item in wanted:
             try:
                 partition = self._replicas.find(item.key, item.index)
                 partition.check_leader_epoch(item.current_leader_epoch)
                 room = max(min(item.max_bytes, max_bytes - size_bytes), 0)
+                quota = partition.leader_quota
+                wait_s = 0.0
+                if quota is not None and not partition.counts(self._broker_id):
+                    wait_s = quota.wait_s()
+                    held_back_s = max(held_back_s, wait_s)
                 read = partition.serve_follower(
                     self._broker_id,
                     self._broker_epoch,
                     item.fetch_offset,
                     item.last_fetched_epoch,
-                    room,
-                    at_least_one=size_bytes == 0,
+                    0 if wait_s else room,
+                    at_least_one=size_bytes == 0 and not wait_s,
                 )
                 mark, start = partition.high_watermark.offset, partition.log.start_offset
                 if isinstance(read, ReadResult):
                     size_bytes += len(read.data)
+                    if quota is not None:
+                        self._take(quota, len(read.data))
                     result = FetchResult(item.index, 0, mark, mark, start, read.data)
                 else:
                     result = FetchResult(item.index, 0, mark, mark, start, diverging=read)
@@ -187,7 +206,28 @@ class _ReplicaReader:
                 result = _failed(self._context, item, error)
                 settled = True
             outcome.append((item, result))
+        self._held_back_s = held_back_s
+        if self._wake is not None:
+            self._wake_after(held_back_s)
         return outcome, size_bytes, settled
+
+    def _take(self, quota: ReplicationQuota, size_bytes: int) -> None:
+        quota.take(size_bytes)
+        self._taken.append((quota, size_bytes))
+
+    def _give_back(self) -> None:
+        """A fetch that waits for more is read again: what it read before was not sent."""
+        for quota, size_bytes in self._taken:
+            quota.take(-size_bytes)
+        self._taken.clear()
+
+    def _wake_after(self, seconds: float) -> None:
+        """End the wait then, or (0.0) only when something is appended."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if seconds and self._wake is not None:
+            self._timer = self._context.broker.clock.call_later(seconds, self._wake)
 
     def watch(self, wanted: list[Wanted], wake: Callable[[], None]) -> Callable[[], None]:
         """Have `wake` called when something was appended; returns what ends that."""
@@ -196,8 +236,12 @@ class _ReplicaReader:
         ]
         for partition in partitions:
             partition.end_watchers.add(wake)
+        self._wake = wake
+        self._wake_after(self._held_back_s)
 
         def unwatch() -> None:
+            self._wake = None
+            self._wake_after(0.0)
             for partition in partitions:
                 partition.end_watchers.discard(wake)
 

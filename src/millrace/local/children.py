@@ -7,9 +7,9 @@ child, so all children are started from one thread of this module, which lives a
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -20,6 +20,9 @@ from pathlib import Path
 from typing import IO, Final
 
 _PR_SET_PDEATHSIG: Final = 1
+_OUTGOING_PORTS: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_USUAL_FIRST_OUTGOING_PORT: Final = 32768
+_LOWEST_PORT: Final = 15_000
 _starter: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="millrace-children")
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
@@ -58,11 +61,34 @@ def _end_with_parent(parent_pid: int) -> Callable[[], None]:
 
 
 def free_ports(host: str, count: int) -> list[int]:
-    """Ports that were free a moment ago, all different."""
+    """Ports that are free now, all different, and stay so while the process that listens on them is down.
+
+    They lie below the range from which the system gives ports to outgoing connections: out of that range a client that
+    knocks at a dead broker's door may be given this very port, and the broker could not start again.
+    """
+    end = _first_outgoing_port()
+    ports: list[int] = []
+    while len(ports) < count:
+        port = random.randrange(_LOWEST_PORT, max(end, _LOWEST_PORT + 1000))  # noqa: S311 - not a secret
+        if port not in ports and _is_free(host, port):
+            ports.append(port)
+    return ports
+
+
+def _first_outgoing_port() -> int:
+    try:
+        return int(_OUTGOING_PORTS.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return _USUAL_FIRST_OUTGOING_PORT
+
+
+def _is_free(host: str, port: int) -> bool:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server((host, 0), family=family)) for _ in range(count)]
-        return [each.getsockname()[1] for each in sockets]
+    try:
+        socket.create_server((host, port), family=family).close()
+    except OSError:
+        return False
+    return True
 
 
 def last_line(path: Path) -> str:

@@ -7,6 +7,9 @@ brought was flushed.
 Truncation follows leader epochs: a fetch carries the epoch of the last record here, the leader answers where its log
 and this one part, and what lies beyond is cut (KIP-101, KIP-279, KIP-595).
 
+A replica that is behind waits while the quota of a throttled partition is used up (KIP-73, `throttle`): it is left out
+of the fetch, as one whose last answer was an error.
+
 Not here: who leads (the image, through `replicas`), and when this replica counts (`isr`, on the leader's side).
 Owner: the event loop; a partition is fetched by one task at a time, and what arrives for an epoch that is over is
 dropped.
@@ -16,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -155,6 +159,8 @@ class _Place:
     """Fetch offset and last epoch as last sent in this session; None where the session does not have it."""
     failures: int = 0
     not_before: float = 0.0
+    is_behind: bool = True
+    """Whether the leader has committed more than what is here, as far as is known."""
 
 
 class Fetcher:
@@ -283,6 +289,7 @@ class _Session:
         touched: Iterable[_Place] = tuple(self._places.values())
         while True:
             await self._flush(touched)
+            await self._rest()
             if self._ended:
                 return
             request = self._request()
@@ -305,6 +312,32 @@ class _Session:
                 finally:
                     partition.flush_watchers.discard(wake.set)
 
+    async def _rest(self) -> None:
+        """While every partition has to wait there is nothing to ask for: a fetch of nothing is answered at once."""
+        while not self._ended:
+            now = self._clock.monotonic()
+            pause_s = math.inf
+            for place in self._places.values():
+                wait_s = self._wait_of(place, now)
+                if wait_s <= 0:
+                    return
+                pause_s = min(pause_s, wait_s)
+            self._wake.clear()
+            timer = self._clock.call_later(pause_s, self._wake.set)
+            try:
+                await self._wake.wait()
+            finally:
+                timer.cancel()
+
+    def _wait_of(self, place: _Place, now: float) -> float:
+        """How long a partition has to wait before it is fetched again: it failed, or it has used its quota."""
+        wait_s = place.not_before - now
+        partition = place.partition
+        quota = partition.follower_quota
+        if quota is not None and place.is_behind and self._owner.broker_id not in partition.state.isr:
+            wait_s = max(wait_s, quota.wait_s())
+        return wait_s
+
     def _is_current(self, place: _Place) -> bool:
         partition = place.partition
         return not partition.is_leader and partition.leader_epoch == place.leader_epoch
@@ -318,8 +351,9 @@ class _Session:
         topics: dict[uuid.UUID, FetchRequest.FetchTopic] = {}
         forgotten: dict[uuid.UUID, FetchRequest.ForgottenTopic] = {}
         for (topic_id, index), place in self._places.items():
-            if place.not_before > now:
-                wait_ms = min(wait_ms, max(int((place.not_before - now) * 1000), 1))
+            wait_s = self._wait_of(place, now)
+            if wait_s > 0:
+                wait_ms = min(wait_ms, max(int(wait_s * 1000), 1))
                 if place.sent is not None:
                     place.sent = None
                     gone = forgotten.setdefault(topic_id, FetchRequest.ForgottenTopic(topic_id=topic_id, partitions=[]))
@@ -404,6 +438,9 @@ class _Session:
             return
         if answer.records:
             partition.append_from_leader(memoryview(answer.records), place.leader_epoch)
+            if partition.follower_quota is not None:
+                partition.follower_quota.take(len(answer.records))
+        place.is_behind = answer.high_watermark > partition.log.end_offset
         partition.follow_leader_marks(answer.high_watermark, answer.log_start_offset)
 
     def _start_over(self, partition: Partition, leader_start: int) -> None:

@@ -28,6 +28,7 @@ from millrace.storage.settings import FlushMode
 
 if TYPE_CHECKING:
     from millrace.clock import Clock
+    from millrace.replication.throttle import ReplicationQuota
     from millrace.storage.log import Appended, Log, ReadResult
     from millrace.storage.recovery import LogPosition
 
@@ -68,6 +69,10 @@ class Partition:
         """Called at every append of a leader: followers whose fetch waits for more."""
         self.wants_isr: Callable[[Partition], object] | None = None
         """Called when the leader wants another ISR than the image has; `wanted_isr` says which."""
+        self.leader_quota: ReplicationQuota | None = None
+        """What followers that are behind read is limited by it; None, nearly always, where there is no limit."""
+        self.follower_quota: ReplicationQuota | None = None
+        """The same for what this replica fetches while it is behind."""
         self.is_eligible: Callable[[int, int], bool] = _anybody
         """Whether a broker, in this incarnation (-1: any), may be in the ISR: the image knows it and it is alive."""
         self._open_log = open_log
@@ -180,6 +185,11 @@ class Partition:
         # A topic with fewer replicas than it asks for in sync could never be written.
         self.under_min_isr = len(self.state.isr) < min(self.min_insync_replicas, len(self.state.replicas))
 
+    def reconsider(self) -> None:
+        """Brokers came or went: a replica that was about to join, and was waited for, may be dead."""
+        if self.is_leader and not self._alone:
+            self._advance()
+
     def not_leader(self) -> ApiError:
         return ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"broker {self.broker_id} does not lead this partition")
 
@@ -261,6 +271,10 @@ class Partition:
         if self._proposed is None:
             return self.state.isr
         return tuple(dict.fromkeys((*self.state.isr, *self._proposed)))
+
+    def counts(self, broker_id: int) -> bool:
+        """Whether commits wait for this replica, as far as the leader can tell."""
+        return broker_id in self.state.isr or (self._proposed is not None and broker_id in self._proposed)
 
     def _joining(self, log_end: int, members: tuple[int, ...]) -> list[int]:
         if len(members) > len(self._followers):  # everybody is a member already

@@ -31,6 +31,7 @@ from millrace.metadata.deltas import (
 from millrace.model import INTERNAL_TOPICS, TopicPartition
 from millrace.records.batch import TimestampType
 from millrace.replication.partition import Partition
+from millrace.replication.throttle import ReplicationQuota, is_throttled
 from millrace.replication.watermark import Watermark
 from millrace.storage.log import Log
 from millrace.storage.settings import FlushMode, LogConfig
@@ -46,6 +47,9 @@ PartitionsListener = Callable[[str, "list[Partition]"], None]
 
 DEFAULT_FLUSH_INTERVAL_MS: Final = 1000
 """How long `flush.mode=interval` waits where flush.ms does not say."""
+
+_LEADER_RATE: Final = "leader.replication.throttled.rate"
+_FOLLOWER_RATE: Final = "follower.replication.throttled.rate"
 
 _UNKNOWN: Final = {
     str: (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "no such topic or partition"),
@@ -91,6 +95,8 @@ class Replicas:
         """By name and by id, the same list: a partition's place is its index, None where another broker leads it."""
         self._held: dict[TopicPartition, Partition] = {}
         self._image = ClusterImage()
+        self._leader_quota = ReplicationQuota(config.get_int(_LEADER_RATE), clock)
+        self._follower_quota = ReplicationQuota(config.get_int(_FOLLOWER_RATE), clock)
         self.closing = False
         self.followed: Followed = _NobodyToFollow()
         self.wants_isr: Callable[[Partition], object] | None = None
@@ -197,6 +203,7 @@ class Replicas:
     def load(self, image: ClusterImage) -> None:
         """Take over everything the image holds; the logs stay closed."""
         self._image = image
+        self._take_rates()
         self.followed.brokers_changed(image)
         for topic in image.topics.values():
             self._take(topic, range(len(topic.partitions)))
@@ -225,6 +232,8 @@ class Replicas:
                 self._reconfigure(change)
         if any(isinstance(change, BrokerRegistered | BrokerFenced) for change in changes):
             self.followed.brokers_changed(new)
+            for partition in self:
+                partition.reconsider()
         for topic_id, indexes in touched.items():
             topic = new.topics_by_id.get(topic_id)
             if topic is not None:  # created and deleted again within one delta
@@ -281,7 +290,9 @@ class Replicas:
             high_watermark=self._log_dirs.high_watermarks.get(place, 0),
             max_lag_s=self._config.get_int("replica.lag.time.max.ms") / 1000,
         )
-        partition.min_insync_replicas = self._topic_config(topic.name).min_insync_replicas
+        config = self._topic_config(topic.name)
+        partition.min_insync_replicas = config.min_insync_replicas
+        self._limit(partition, config)
         partition.wants_isr = self.wants_isr
         partition.is_eligible = self._is_eligible
         return partition
@@ -354,6 +365,7 @@ class Replicas:
             names = [change.name]
         elif change.resource_type is ResourceType.BROKER:
             names = [key for key in self._topics if isinstance(key, str)]
+            self._take_rates()
         else:
             return
         for name in names:
@@ -361,12 +373,28 @@ class Replicas:
             partitions = [partition for place in places if (partition := self._held.get(place)) is not None]
             if not partitions:
                 continue
-            config, min_isr = self._log_config(name), self._topic_config(name).min_insync_replicas
+            topic = self._topic_config(name)
+            config, min_isr = self._log_config(name), topic.min_insync_replicas
             for partition in partitions:
+                self._limit(partition, topic)
                 if partition.is_open:
                     partition.log.apply_config(config)
                 if partition.min_insync_replicas != min_isr:
                     partition.set_min_insync_replicas(min_isr)
+
+    def _take_rates(self) -> None:
+        self._leader_quota.set_rate(self._config.get_int(_LEADER_RATE))
+        self._follower_quota.set_rate(self._config.get_int(_FOLLOWER_RATE))
+
+    def _limit(self, partition: Partition, config: TopicConfig) -> None:
+        """Put a replica under this broker's quotas as far as its topic says so."""
+
+        def quota(limit: ReplicationQuota, replicas: tuple[str, ...]) -> ReplicationQuota | None:
+            named = is_throttled(replicas, partition.index, self._broker_id)
+            return limit if named and limit.rate_bytes_per_s < LONG_MAX else None
+
+        partition.leader_quota = quota(self._leader_quota, config.leader_replication_throttled_replicas)
+        partition.follower_quota = quota(self._follower_quota, config.follower_replication_throttled_replicas)
 
     def _topic_config(self, topic: str) -> TopicConfig:
         return topic_config(self._image.topic_overrides(topic), self._config)

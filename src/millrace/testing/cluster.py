@@ -19,7 +19,7 @@ import asyncio
 import socket
 import tempfile
 import threading
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
@@ -50,11 +50,19 @@ R = TypeVar("R", bound=Response)
 class Cluster:
     """Brokers in this process, numbered from 1. `start` and `close`, or use it as a context manager."""
 
-    def __init__(self, brokers: int = 1, *, settings: Mapping[str, str] | None = None) -> None:
-        """`settings` are broker settings by their Kafka names; they win over the ones chosen here."""
+    def __init__(
+        self, brokers: int = 1, *, settings: Mapping[str, str] | None = None, racks: Sequence[str] | None = None
+    ) -> None:
+        """`settings` are broker settings by their Kafka names; they win over the ones chosen here.
+
+        `racks` gives each broker its `broker.rack`, the first one to broker 1.
+        """
         if brokers < 1:
             raise ConfigError(f"Cluster(brokers={brokers}): there must be at least one")
+        if racks is not None and len(racks) != brokers:
+            raise ConfigError(f"Cluster(brokers={brokers}, racks=...): name one rack per broker, not {len(racks)}")
         self._settings = dict(settings or {})
+        self._racks = dict(enumerate(racks or (), start=1))
         self._ports = dict.fromkeys(range(1, brokers + 1), 0)
         self._home: tempfile.TemporaryDirectory[str] | None = None
         self._database = Database()
@@ -190,6 +198,7 @@ class Cluster:
                 "group.initial.rebalance.delay.ms": "0",
                 "default.replication.factor": str(replicas),
                 "min.insync.replicas": str(max(replicas - 1, 1)),
+                **({"broker.rack": self._racks[broker_id]} if self._racks else {}),
                 **self._settings,
             },
         )

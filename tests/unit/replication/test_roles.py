@@ -189,6 +189,19 @@ def test_nobody_waits_for_a_replica_that_is_dead(trio: tuple[Replica, Replica, R
     assert one.partition.high_watermark.offset == 5
 
 
+def test_a_replica_that_dies_while_it_joins_is_not_waited_for(trio: tuple[Replica, Replica, Replica]) -> None:
+    one, two, three = trio
+    one.partition.lead(replace(STATE, isr=(1, 2), partition_epoch=8))
+    three.fetch_from(one)
+    one.partition.append(batch(5))
+    for _ in range(2):
+        two.fetch_from(one)
+    assert one.partition.high_watermark.offset == 0
+    one.partition.is_eligible = lambda broker, _epoch: broker != 3
+    one.partition.reconsider()
+    assert one.partition.high_watermark.offset == 5
+
+
 def test_a_member_that_stays_behind_is_to_leave(trio: tuple[Replica, Replica, Replica]) -> None:
     one, two, _ = trio
     one.partition.append(batch(5))

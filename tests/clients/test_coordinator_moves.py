@@ -1,0 +1,115 @@
+"""The coordinator of a group moves with its partition: the next one knows the same offsets and the same members."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from clients.adapters.interface import Client
+from clients.members import Member, wait_for
+from clients.opened import Opened
+from millrace.testing import Cluster
+from support.roles import Roles
+
+PARTITIONS = 4
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """Three brokers of this file's own: each test stops one."""
+    with Cluster(brokers=3) as running:
+        yield running
+
+
+@pytest.fixture
+def roles(cluster: Cluster) -> Iterator[Roles]:
+    with Roles(cluster.bootstrap_servers) as asked:
+        yield asked
+
+
+def test_offsets_are_the_same_at_every_coordinator(
+    opened: Opened, cluster: Cluster, roles: Roles, fresh: Callable[[str], str]
+) -> None:
+    topic, group = fresh("counted"), fresh("group")
+    roles.create_topic(topic, PARTITIONS)
+    sender = opened.sender()
+    for number in range(40):
+        sender.send(topic, b"%d" % number, partition=number % PARTITIONS)
+    sender.flush()
+    reader = opened.reader(group=group)
+    reader.subscribe(topic)
+    read = 0
+    while read < 40:
+        read += len(reader.poll(1.0))
+        reader.commit()
+    before = opened.admin().group_offsets(group)
+    assert before == {(topic, index): 10 for index in range(PARTITIONS)}
+    first = roles.coordinator(group)
+    cluster.stop_broker(first)
+    try:
+        second = roles.coordinator(group, but=first)
+        assert opened.admin().group_offsets(group) == before
+        assert [reader.committed((topic, index)) for index in range(PARTITIONS)] == [10] * PARTITIONS
+    finally:
+        cluster.start_broker(first)
+    roles.wait_in_sync("__consumer_offsets")  # a coordinator that was away has caught up, and may lead again
+    cluster.stop_broker(second)
+    try:
+        assert roles.coordinator(group, but=second) != second
+        assert opened.admin().group_offsets(group) == before
+    finally:
+        cluster.start_broker(second)
+    roles.wait_in_sync("__consumer_offsets")
+
+
+def test_members_stay_when_their_coordinator_goes(
+    client: Client, opened: Opened, cluster: Cluster, roles: Roles, fresh: Callable[[str], str]
+) -> None:
+    topic, group = fresh("shared"), fresh("group")
+    roles.create_topic(topic, PARTITIONS)
+    sender = opened.sender()
+    values: list[bytes] = []
+    members: list[Member] = []
+
+    def produce(count: int) -> None:
+        for _ in range(count):
+            values.append(b"%d" % len(values))
+            sender.send(topic, values[-1], partition=len(values) % PARTITIONS)
+        sender.flush()
+
+    def described() -> object:
+        return len(values), [(len(member.received), member.assigned, member.error) for member in members]
+
+    def everything_read() -> bool:
+        return {record.value for member in members for record in list(member.received)} == set(values)
+
+    stopped: int | None = None
+    try:
+        members += [Member(client, opened.bootstrap, topic, group) for _ in range(2)]
+        wait_for(lambda: [len(member.assigned) for member in members] == [2, 2], described)
+        produce(80)
+        wait_for(everything_read, described)
+        before = [set(member.assigned) for member in members]
+        first = roles.coordinator(group)
+        cluster.stop_broker(first)
+        stopped = first
+        roles.coordinator(group, but=first)
+        read = [len(member.received) for member in members]
+        produce(80)
+        wait_for(everything_read, described)
+        # Nobody was thrown out: the same two members, each with work to do.
+        admin = opened.admin()
+        wait_for(lambda: admin.group_state(group) == ("stable", 2), lambda: admin.group_state(group))
+        assert all(len(member.received) > count for member, count in zip(members, read, strict=True))
+        assert [set(member.assigned) for member in members] == before
+        expected = {(topic, index): len(values) // PARTITIONS for index in range(PARTITIONS)}
+        wait_for(lambda: admin.group_offsets(group) == expected, lambda: admin.group_offsets(group))
+    finally:
+        for member in members:
+            member.leave()
+        if stopped is not None:
+            cluster.start_broker(stopped)
+    roles.wait_in_sync("__consumer_offsets")
+    assert [member.error for member in members] == [None, None]
+    assert sum(len(member.received) for member in members) == len(values)  # clean stop, committed: nothing read twice

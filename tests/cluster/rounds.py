@@ -1,0 +1,378 @@
+"""One round of a fault test: load, fault, healing, and the judgement of what clients and disks show afterwards."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from cluster.workload import CLIENT, CONSUMER, read_everything
+from support.checker import Anomaly, Report, check
+from support.checker_metadata import check_log, read_log
+from support.checker_replicas import compare
+from support.cluster_processes import ClusterProcesses, Layout, wait_for
+from support.history import read_histories
+from support.maven import ROOT
+from support.servers import ServerFailed
+
+PARTITIONS: Final = 4
+_ACKS_WITHIN_S: Final = 120.0
+_CREATED_WITHIN_S: Final = 30.0
+_READ_WITHIN_S: Final = 60.0
+_TROUBLE: Final = (ServerFailed, KafkaException, OSError)
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How large a round is."""
+
+    acked: int
+    """Records acknowledged before a round ends."""
+    bounces: int
+    """How often a fault is repeated within a round."""
+    rate: int
+    """Records per second, of all producers together."""
+    session_timeout_ms: int
+    outage_s: float
+    """How long a majority of ZooKeeper stays away."""
+    producers: int = 2
+    heals_within_s: float = 30.0
+    """After healing every replica is in sync again, and every consumer has read everything, within this."""
+
+    @property
+    def session_s(self) -> float:
+        return self.session_timeout_ms / 1000
+
+
+SHORT: Final = Scale(acked=5_000, bounces=2, rate=1_500, session_timeout_ms=3000, outage_s=5)
+FULL: Final = Scale(acked=30_000, bounces=10, rate=1_500, session_timeout_ms=6000, outage_s=30)
+
+
+class Clients:
+    """The client processes of a round."""
+
+    def __init__(
+        self,
+        bootstrap: str,
+        topic: str,
+        scale: Scale,
+        directory: Path,
+        *,
+        partitions: int = PARTITIONS,
+        consumers: int = 1,
+        client_defaults: bool = False,
+    ) -> None:
+        self.directory = directory
+        self._scale = scale
+        self._bootstrap = bootstrap
+        self._topic = topic
+        self._partitions = partitions
+        self._counts: dict[str, int] = {}
+        self._processes: dict[str, subprocess.Popen[str]] = {}
+        self._readers: list[threading.Thread] = []
+        for number in range(1, scale.producers + 1):
+            rate = ("--rate", str(scale.rate // scale.producers))
+            self._start("producer", number, *rate, *(["--client-defaults"] if client_defaults else []))
+        for number in range(1, consumers + 1):
+            self._start("consumer", number)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for process in self._processes.values():
+            process.kill()
+        self._reap()
+
+    @property
+    def acked(self) -> int:
+        return sum(count for name, count in self._counts.items() if name.startswith("producer"))
+
+    @property
+    def polled(self) -> int:
+        return sum(count for name, count in self._counts.items() if name.startswith("consumer"))
+
+    def wait_acked(self, count: int, timeout_s: float = _ACKS_WITHIN_S) -> None:
+        """Wait until so many records have been acknowledged since the beginning."""
+
+        def enough() -> bool | None:
+            dead = [name for name, process in self._processes.items() if process.poll() is not None]
+            if dead:
+                raise ServerFailed(f"{', '.join(dead)} ended early:\n{self.errors()}")
+            return True if self.acked >= count else None
+
+        wait_for(enough, timeout_s, f"{count} records were not acknowledged; {self.acked} were")
+
+    def wait_more_acked(self, count: int, timeout_s: float = _ACKS_WITHIN_S) -> None:
+        self.wait_acked(self.acked + count, timeout_s)
+
+    def stop(self) -> list[str]:
+        """Let producers finish what is under way and consumers read it; what went wrong."""
+        problems = self._stop("producer")
+        if any(name.startswith("consumer") for name in self._processes):
+            problems += self._wait_caught_up()
+            problems += self._stop("consumer")
+        self._reap()
+        return problems
+
+    def _wait_caught_up(self) -> list[str]:
+        acked = self.acked
+        try:
+            limit_s = self._scale.heals_within_s
+            wait_for(lambda: True if self.polled >= acked else None, limit_s, "the consumer is behind")
+        except ServerFailed as error:
+            return [f"{error}: {self.polled} of {acked} records"]
+        return []
+
+    def _stop(self, role: str) -> list[str]:
+        ending = {name: process for name, process in self._processes.items() if name.startswith(role)}
+        for process in ending.values():
+            assert process.stdin is not None
+            process.stdin.close()
+        problems = []
+        for name, process in ending.items():
+            try:
+                status = process.wait(_ACKS_WITHIN_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                problems.append(f"{name} did not end")
+                continue
+            if status != 0:
+                problems.append(f"{name} ended with {status}: {self.errors()}")
+        return problems
+
+    def errors(self) -> str:
+        return "\n".join(path.read_text() for path in sorted(self.directory.glob("*.err")))
+
+    def histories(self) -> list[Path]:
+        return sorted(self.directory.glob("*.history"))
+
+    def _start(self, role: str, number: int, *more: str) -> None:
+        name = f"{role}-{number}"
+        arguments = ["--bootstrap", self._bootstrap, "--topic", self._topic, "--partitions", str(self._partitions)]
+        arguments += ["--number", str(number), "--history", str(self.directory / f"{name}.history"), *more]
+        path = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])
+        with (self.directory / f"{name}.err").open("wb") as errors:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "cluster.workload", role, *arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env={**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"},
+                start_new_session=True,
+            )
+        self._processes[name] = process
+        self._counts[name] = 0
+        reader = threading.Thread(target=self._count, args=(name, process), name=f"count {name}")
+        self._readers.append(reader)
+        reader.start()
+
+    def _count(self, name: str, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            self._counts[name] = int(line)
+
+    def _reap(self) -> None:
+        for process in self._processes.values():
+            process.wait()
+        for reader in self._readers:
+            reader.join()
+        for process in self._processes.values():
+            for stream in (process.stdin, process.stdout):
+                if stream is not None:
+                    stream.close()
+
+
+@dataclass(slots=True)
+class Stage:
+    """What a fault acts on."""
+
+    cluster: ClusterProcesses
+    clients: Clients
+    topic: str
+    scale: Scale
+    rng: random.Random
+    marks: list[str] = field(default_factory=list)
+    """What was done, for the reader of a failure."""
+
+    def leader(self, index: int = 0) -> int:
+        return self.cluster.leader(self.topic, index)
+
+    def follower(self, index: int = 0) -> int:
+        return self.cluster.follower(self.topic, index)
+
+    def controller(self) -> int:
+        return self.cluster.controller()
+
+    def mark(self, text: str) -> None:
+        self.marks.append(f"{self.clients.acked:>7} acked: {text}")
+
+    def goes_on(self, records: int = 200) -> None:
+        """Wait until so many more records were acknowledged: the fault is overcome, or harmless."""
+        self.clients.wait_more_acked(records)
+
+
+Fault = Callable[[Stage], None]
+
+
+@dataclass(slots=True)
+class Result:
+    """What a round showed."""
+
+    report: Report = field(default_factory=Report)
+    whole_s: float = float("nan")
+    """From healing to every replica in sync."""
+    failures: list[str] = field(default_factory=list)
+    marks: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def green(self) -> bool:
+        return not self.failures and self.report.clean
+
+    @property
+    def lost(self) -> int:
+        return max(self.report.counts.get(Anomaly.LOST, 0), self.report.counts.get(Anomaly.UNSEEN, 0))
+
+    @property
+    def duplicates(self) -> int:
+        return self.report.counts.get(Anomaly.DUPLICATE, 0)
+
+    @property
+    def others(self) -> int:
+        """Everything else that is wrong: order, phantoms, replicas that differ, waits that were too long."""
+        told = {Anomaly.LOST, Anomaly.UNSEEN, Anomaly.DUPLICATE}
+        return len(self.failures) + sum(count for kind, count in self.report.counts.items() if kind not in told)
+
+    def describe(self) -> str:
+        report = self.report
+        counts = f"{report.acked} acked, {report.unknown} unknown, {report.polled} polled, {report.final} read at last"
+        return "\n".join([counts, *report.lines(), *self.failures, *(f"  {mark}" for mark in self.marks)])
+
+
+def run_round(cluster: ClusterProcesses, fault: Fault, scale: Scale, seed: int = 0) -> Result:
+    """One round on a running cluster, with a topic of its own; everything that is wrong is in the result."""
+    result = Result()
+    started = time.monotonic()
+    topic = f"round-{uuid.uuid4().hex[:8]}"
+    directory = cluster.home / "history" / topic
+    directory.mkdir(parents=True)
+    try:
+        create_topic(cluster, topic)
+        with Clients(cluster.bootstrap, topic, scale, directory) as clients:
+            stage = Stage(cluster, clients, topic, scale, random.Random(seed), result.marks)
+            result.failures += _disturb(stage, fault, result)
+            result.failures += clients.stop()
+            _judge(stage, result)
+    except _TROUBLE as error:
+        result.failures.append(f"{type(error).__name__}: {error}")
+    result.failures += [f"{broker} died by itself" for broker in cluster.brokers.values() if broker.died()]
+    result.seconds = time.monotonic() - started
+    return result
+
+
+def create_topic(cluster: ClusterProcesses, topic: str, partitions: int = PARTITIONS) -> None:
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap, **CLIENT})
+    new = NewTopic(topic, num_partitions=partitions, replication_factor=min(3, cluster.layout.brokers))
+    admin.create_topics([new], operation_timeout=20)[topic].result(30)
+    cluster.wait_whole(topic, _CREATED_WITHIN_S)
+
+
+def _disturb(stage: Stage, fault: Fault, result: Result) -> list[str]:
+    """Fault, healing, and enough records; what went wrong, because what clients have seen is judged all the same."""
+    problems = []
+    clients, cluster = stage.clients, stage.cluster
+    try:
+        clients.wait_acked(500)
+        fault(stage)
+    except _TROUBLE as error:
+        problems.append(f"{type(error).__name__}: {error}")
+    stage.mark("healing")
+    cluster.restore()
+    try:
+        result.whole_s = cluster.wait_whole(stage.topic, stage.scale.heals_within_s)
+        stage.mark("whole")
+        clients.wait_more_acked(200)
+        clients.wait_acked(stage.scale.acked)
+    except _TROUBLE as error:
+        problems.append(f"{type(error).__name__}: {error}")
+    return problems
+
+
+def _judge(stage: Stage, result: Result) -> None:
+    cluster, topic, directory = stage.cluster, stage.topic, stage.clients.directory
+    ends = high_watermarks(cluster.bootstrap, topic)
+    reached = read_everything(cluster.bootstrap, topic, ends, directory / "final.history", timeout_s=_READ_WITHIN_S)
+    result.failures += [
+        f"the final read of {topic}-{index} ended at {reached[index]} of {end}"
+        for index, end in ends.items()
+        if reached[index] < end
+    ]
+    result.report = check(read_histories(stage.clients.histories()))
+    if cluster.zookeeper is not None:
+        result.failures += check_log(read_log(cluster.zookeeper.hosts))
+    for index, end in ends.items():
+        result.failures += compare(replica_directories(cluster, topic, index), end)
+
+
+def high_watermarks(bootstrap: str, topic: str) -> dict[int, int]:
+    consumer = Consumer({"bootstrap.servers": bootstrap, **CONSUMER})
+    try:
+        return {
+            index: consumer.get_watermark_offsets(TopicPartition(topic, index), timeout=30)[1]
+            for index in range(PARTITIONS)
+        }
+    finally:
+        consumer.close()
+
+
+def replica_directories(cluster: ClusterProcesses, topic: str, index: int) -> dict[int, Path]:
+    found = {broker_id: broker.data / f"{topic}-{index}" for broker_id, broker in cluster.brokers.items()}
+    return {broker_id: path for broker_id, path in found.items() if path.is_dir()}
+
+
+class Clusters:
+    """Running clusters by layout: one at a time, kept for the next round, thrown away after a red one."""
+
+    def __init__(self) -> None:
+        self._cluster: ClusterProcesses | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.discard()
+
+    def get(self, layout: Layout) -> ClusterProcesses:
+        if self._cluster is not None and self._cluster.layout != layout:
+            self.discard()
+        if self._cluster is None:
+            self._cluster = ClusterProcesses(layout)
+            try:
+                self._cluster.start()
+            except BaseException:
+                self.discard()
+                raise
+        return self._cluster
+
+    def discard(self) -> None:
+        cluster, self._cluster = self._cluster, None
+        if cluster is not None:
+            cluster.close()

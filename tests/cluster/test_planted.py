@@ -1,0 +1,61 @@
+"""Planted broker bugs: each is caught by a fault test. A test that a broken broker passes would prove nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Final
+
+import pytest
+
+from cluster.faults import (
+    cut_power_of_all,
+    deaf_leader_killed,
+    two_leaders_killed_before_the_third_replica_heard_of_either,
+)
+from cluster.rounds import SHORT, Fault, Result, run_round
+from support.checker import Anomaly
+from support.cluster_processes import ClusterProcesses, Layout
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+
+# A broken broker may never be whole again: what clients saw is judged all the same, so there is no need to wait long.
+SCALE: Final = dataclasses.replace(SHORT, acked=2_000, bounces=1, heals_within_s=6)
+
+
+def caught(bug: str, fault: Fault, *, proxied: bool = False, bounces: int = 1) -> Result:
+    layout = Layout(proxied=proxied, session_timeout_ms=SCALE.session_timeout_ms, planted=bug)
+    with ClusterProcesses(layout) as cluster:
+        return run_round(cluster, fault, dataclasses.replace(SCALE, bounces=bounces))
+
+
+def test_acknowledgement_before_replication() -> None:
+    result = caught("ack-before-replication", deaf_leader_killed, proxied=True)
+    assert result.lost, result.describe()
+
+
+def test_truncation_to_the_high_watermark() -> None:
+    # Four times in five the follower's mark is behind at that moment; the first loss ends the round.
+    fault = two_leaders_killed_before_the_third_replica_heard_of_either
+    result = caught("truncation-to-high-watermark", fault, proxied=True, bounces=12)
+    assert result.lost, result.describe()
+
+
+def test_epochs_that_are_ignored() -> None:
+    result = caught("ignored-epoch", deaf_leader_killed, proxied=True)
+    differences = [failure for failure in result.failures if "differ" in failure]
+    assert differences or Anomaly.INCONSISTENT in result.report.counts, result.describe()
+
+
+def test_no_deduplication() -> None:
+    result = caught("no-deduplication", deaf_leader_killed, proxied=True)
+    assert result.duplicates, result.describe()
+
+
+def test_a_flush_that_is_skipped() -> None:
+    result = caught("skipped-flush", cut_power_of_all)
+    assert result.lost, result.describe()
+
+
+def test_a_power_cut_of_all_brokers_loses_nothing_without_a_bug() -> None:
+    result = caught("power-loss", cut_power_of_all)
+    assert result.green, result.describe()

@@ -1,0 +1,247 @@
+"""One client process of a fault test: `python -m cluster.workload producer|consumer ...`, history in a file.
+
+A producer writes numbered records at a steady rate, idempotently and with acks=all; a consumer is assigned every
+partition from the beginning and writes down what it is given. Both end when their standard input does, at the latest
+with their parent, and print their count (acknowledged, or read) a few times a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+import threading
+import time
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+
+from cluster.planted import die_with_parent
+from support.history import Action, HistoryWriter, Outcome, decode_record, encode_record, value_of
+
+# Errors after which the record is certainly in no log: the broker looked at it, or the client never sent it.
+_REFUSED: Final = {
+    KafkaError.MSG_SIZE_TOO_LARGE,
+    KafkaError.INVALID_MSG,
+    KafkaError.INVALID_RECORD,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError._UNKNOWN_TOPIC,
+    KafkaError._UNKNOWN_PARTITION,
+}
+_TICK_S: Final = 0.01
+_REPORT_S: Final = 0.1
+_FLUSH_S: Final = 60
+_POLL_RECORDS: Final = 500
+_COMPLAINTS: Final = 10
+
+Settings = dict[str, str | int | float]
+
+CLIENT: Final[Settings] = {
+    # A paused broker keeps its connections: without a bound the client would wait for it for half a minute.
+    "socket.timeout.ms": 10000,
+    "reconnect.backoff.ms": 50,
+    "reconnect.backoff.max.ms": 500,
+    # When no broker answers, librdkafka 2.16 begins anew from its bootstrap list. Consumers have been seen that never
+    # polled again after the last line of that in their debug log, with the cluster long healthy.
+    "metadata.recovery.strategy": "none",
+    "log_level": 0,
+}
+PRODUCER: Final[Settings] = {
+    **CLIENT,
+    "acks": "all",
+    "enable.idempotence": True,
+    "linger.ms": 5,
+    "message.timeout.ms": 120000,
+    "request.timeout.ms": 8000,
+    "retry.backoff.ms": 50,
+}
+DEFAULTS: Final[Settings] = {"acks": "all", "enable.idempotence": True, "log_level": 0}
+"""What a user would write who knows nothing of faults."""
+CONSUMER: Final[Settings] = {
+    **CLIENT,
+    "group.id": "not used: partitions are assigned",
+    "enable.auto.commit": False,
+    "auto.offset.reset": "earliest",
+    "check.crcs": True,
+    "fetch.wait.max.ms": 100,
+    "fetch.error.backoff.ms": 50,
+}
+
+
+_complaints = itertools.count()
+
+
+def complain(text: str) -> None:
+    """A line on standard error; after the first few, the rest would say the same."""
+    if next(_complaints) < _COMPLAINTS:
+        print(text, file=sys.stderr, flush=True)
+
+
+def key_of(topic: str, partition: int) -> str:
+    return f"{topic}-{partition}"
+
+
+class Load:
+    """A producer and its history. Owner: one thread, in which librdkafka's callbacks run too."""
+
+    def __init__(self, options: argparse.Namespace, history: HistoryWriter) -> None:
+        self.acked = 0
+        settings = DEFAULTS if options.client_defaults else PRODUCER
+        self._producer = Producer({"bootstrap.servers": options.bootstrap, **settings})
+        self._history = history
+        self._topic: str = options.topic
+        self._partitions: int = options.partitions
+        self._number: int = options.number
+        self._payload = bytes(range(256)) * (options.size // 256) + bytes(options.size % 256)
+        self._ops = itertools.count()
+
+    def send(self, count: int) -> None:
+        """Hand over `count` records, after their invocations are in the file."""
+        ops = [next(self._ops) for _ in range(count)]
+        for op in ops:
+            key = key_of(self._topic, op % self._partitions)
+            self._history.write(Outcome.INVOKE, Action.SEND, key, op=op, value=value_of(self._number, op))
+        self._history.flush()
+        for op in ops:
+            data = encode_record(value_of(self._number, op), self._payload)
+            while True:
+                try:
+                    self._producer.produce(
+                        self._topic, data, partition=op % self._partitions, on_delivery=partial(self._ended, op)
+                    )
+                    break
+                except BufferError:
+                    self.wait(_TICK_S)
+
+    def wait(self, seconds: float) -> None:
+        self._producer.poll(seconds)
+        self._history.flush()
+
+    def finish(self) -> int:
+        """Wait for what is under way; how many records are still undecided."""
+        left = self._producer.flush(_FLUSH_S)
+        self._history.flush()
+        return left
+
+    def _ended(self, op: int, error: KafkaError | None, message: Message) -> None:
+        key = key_of(self._topic, op % self._partitions)
+        value = value_of(self._number, op)
+        if error is None:
+            self.acked += 1
+            offset = message.offset()
+            known = offset if offset is not None and offset >= 0 else -1
+            self._history.write(Outcome.OK, Action.SEND, key, op=op, value=value, offset=known)
+        else:
+            outcome = Outcome.FAIL if error.code() in _REFUSED else Outcome.INFO
+            self._history.write(outcome, Action.SEND, key, op=op, value=value)
+            complain(f"send {op}: {error}")
+
+
+def produce(options: argparse.Namespace, stopping: threading.Event) -> int:
+    with HistoryWriter(options.history, f"p{options.number}") as history:
+        load = Load(options, history)
+        started, sent, reported = time.monotonic(), 0, 0.0
+        while not stopping.is_set():
+            now = time.monotonic()
+            due = int((now - started) * options.rate) - sent
+            # A producer that was held up does not catch up all at once, or the first batch would hide the rest.
+            if due > options.rate:
+                started += (due - options.rate) / options.rate
+                due = options.rate
+            load.send(due)
+            sent += due
+            load.wait(_TICK_S)
+            reported = _report(load.acked, reported)
+        left = load.finish()
+        _report(load.acked, 0.0)
+        return 1 if left else 0
+
+
+def consume(options: argparse.Namespace, stopping: threading.Event) -> int:
+    with HistoryWriter(options.history, f"c{options.number}") as history:
+        consumer = Consumer({"bootstrap.servers": options.bootstrap, **CONSUMER})
+        keys = {index: key_of(options.topic, index) for index in range(options.partitions)}
+        for key in keys.values():
+            history.write(Outcome.OK, Action.ASSIGN, key, op=0)
+        consumer.assign([TopicPartition(options.topic, index, 0) for index in keys])
+        total, reported = 0, 0.0
+        try:
+            for op in itertools.count(1):
+                if stopping.is_set():
+                    return 0
+                for message in consumer.consume(_POLL_RECORDS, 0.1):
+                    if message.error() is not None:
+                        complain(f"poll: {message.error()}")
+                        continue
+                    key, value = keys[message.partition() or 0], decode_record(message.value())
+                    history.write(Outcome.OK, Action.POLL, key, op=op, value=value, offset=message.offset() or 0)
+                    total += 1
+                history.flush()
+                reported = _report(total, reported)
+        finally:
+            consumer.close()
+    return 0
+
+
+def read_everything(
+    bootstrap: str, topic: str, ends: dict[int, int], history_path: Path, *, timeout_s: float
+) -> dict[int, int]:
+    """A fresh client reads each partition from the beginning up to its end; where it got to."""
+    positions = dict.fromkeys(ends, 0)
+    with HistoryWriter(history_path, "final") as history:
+        consumer = Consumer({"bootstrap.servers": bootstrap, **CONSUMER})
+        consumer.assign([TopicPartition(topic, index, 0) for index in ends])
+        deadline = time.monotonic() + timeout_s
+        try:
+            while any(positions[index] < end for index, end in ends.items()) and time.monotonic() < deadline:
+                for message in consumer.consume(_POLL_RECORDS, 0.1):
+                    if message.error() is not None:
+                        continue
+                    index, offset = message.partition() or 0, message.offset() or 0
+                    value = decode_record(message.value())
+                    history.write(Outcome.OK, Action.FINAL, key_of(topic, index), op=0, value=value, offset=offset)
+                    positions[index] = max(positions[index], offset + 1)
+        finally:
+            consumer.close()
+    return positions
+
+
+def _report(count: int, last: float) -> float:
+    now = time.monotonic()
+    if now - last >= _REPORT_S:
+        print(count, flush=True)
+        return now
+    return last
+
+
+def _watch_input(stopping: threading.Event) -> None:
+    sys.stdin.read()
+    stopping.set()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="cluster.workload")
+    parser.add_argument("role", choices=("producer", "consumer"))
+    parser.add_argument("--bootstrap", required=True)
+    parser.add_argument("--topic", required=True)
+    parser.add_argument("--partitions", type=int, required=True)
+    parser.add_argument("--number", type=int, required=True)
+    parser.add_argument("--history", type=Path, required=True)
+    parser.add_argument("--rate", type=int, default=500, help="records per second")
+    parser.add_argument("--size", type=int, default=100, help="bytes of payload")
+    parser.add_argument("--client-defaults", action="store_true", help="librdkafka's own timeouts and pauses")
+    options = parser.parse_args()
+    die_with_parent()
+    stopping = threading.Event()
+    threading.Thread(target=_watch_input, args=(stopping,), daemon=True).start()
+    try:
+        return produce(options, stopping) if options.role == "producer" else consume(options, stopping)
+    except KafkaException as error:
+        print(f"{options.role} {options.number}: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
