@@ -13,6 +13,17 @@ DEADLINE_S = 40.0
 # its way. A busy machine takes more than 100 ms for that; applications poll for longer, and so do we.
 POLL_S = 1.0
 REBALANCING = ("rebalance", "generation", "member", "commitfailed", "no_offset")
+"""What a commit that meets a rebalance may say."""
+COORDINATOR_AWAY = (
+    *REBALANCING,
+    "coord",
+    "transport",
+    "timed_out",
+    "connection",
+    "notreadyerror",
+    "brokernotavailable",
+)
+"""What a commit may say while its coordinator is dead and the next one is not there yet."""
 
 
 class Member:

@@ -33,6 +33,7 @@ def test_kill_9_loses_nothing_acknowledged_and_duplicates_nothing(
             server.kill()
             server.start()
         sent = load.finish()
+    assert len(sent) == RECORDS
     check_everything_is_there_once(client, server.bootstrap, topic, sent)
 
 

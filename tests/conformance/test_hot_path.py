@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -150,7 +152,28 @@ def test_a_fetch_request_reads_as_declared(version: int, request: FetchRequest) 
     ]
 
 
-produce_results = st.builds(hot.ProduceResult, int32s, int16s, int64s, int64s, int64s, st.none() | st.text(max_size=20))
+numbers = st.integers(0, 2**31 - 1)
+hints = st.none() | st.builds(
+    hot.LeaderHint, numbers, numbers, st.text(max_size=20), numbers, st.none() | st.text(max_size=5)
+)
+produce_results = st.builds(
+    hot.ProduceResult, int32s, int16s, int64s, int64s, int64s, st.none() | st.text(max_size=20), hints
+)
+
+
+def endpoints(cls: Any, results: Iterable[hot.ProduceResult | hot.FetchResult]) -> list[Any]:
+    """The brokers that the hints name, once each."""
+    named = {result.leader.leader_id: result.leader for result in results if result.leader is not None}
+    return [
+        cls.NodeEndpoint(node_id=hint.leader_id, host=hint.host, port=hint.port, rack=hint.rack)
+        for hint in named.values()
+    ]
+
+
+def current_leader(cls: Any, hint: hot.LeaderHint | None) -> Any:
+    if hint is None:
+        return cls.LeaderIdAndEpoch()
+    return cls.LeaderIdAndEpoch(leader_id=hint.leader_id, leader_epoch=hint.leader_epoch)
 
 
 @pytest.mark.parametrize("version", PRODUCE_VERSIONS)
@@ -174,6 +197,7 @@ def test_a_produce_response_writes_as_declared(
                         log_append_time_ms=result.log_append_time_ms,
                         log_start_offset=result.log_start_offset,
                         error_message=result.error_message,
+                        **({"current_leader": current_leader(ProduceResponse, result.leader)} if version >= 10 else {}),
                     )
                     for result in results
                 ],
@@ -181,10 +205,23 @@ def test_a_produce_response_writes_as_declared(
             for name, topic_id, results in topics
         ]
     )
+    if version >= 10:
+        declared.node_endpoints = endpoints(ProduceResponse, (each for _, _, results in topics for each in results))
     assert raw == framed(correlation_id, encode(declared, version), flexible=version >= 9)
 
 
-fetch_results = st.builds(hot.FetchResult, int32s, int16s, int64s, int64s, int64s, blobs)
+fetch_results = st.builds(
+    hot.FetchResult,
+    int32s,
+    int16s,
+    int64s,
+    int64s,
+    int64s,
+    blobs,
+    st.integers(-1, 2**31 - 1),
+    st.none() | st.tuples(numbers, st.integers(0, 2**63 - 1)),
+    hints,
+)
 
 
 @pytest.mark.parametrize("version", FETCH_VERSIONS)
@@ -222,6 +259,8 @@ def test_a_fetch_response_writes_as_declared(
                         log_start_offset=result.log_start_offset,
                         aborted_transactions=None,
                         records=bytes(result.records),
+                        **(fetch_hints(result) if version >= 12 else {}),
+                        **({"preferred_read_replica": result.preferred_read_replica} if version >= 11 else {}),
                     )
                     for result in results
                 ],
@@ -229,7 +268,16 @@ def test_a_fetch_response_writes_as_declared(
             for name, topic_id, results in topics
         ],
     )
+    if version >= 16:
+        declared.node_endpoints = endpoints(FetchResponse, (each for _, _, results in topics for each in results))
     assert raw == framed(correlation_id, encode(declared, version), flexible=version >= 12)
+
+
+def fetch_hints(result: hot.FetchResult) -> dict[str, Any]:
+    diverging = FetchResponse.EpochEndOffset()
+    if result.diverging is not None:
+        diverging = FetchResponse.EpochEndOffset(epoch=result.diverging[0], end_offset=result.diverging[1])
+    return {"current_leader": current_leader(FetchResponse, result.leader), "diverging_epoch": diverging}
 
 
 def framed(correlation_id: int, body: bytes, *, flexible: bool) -> bytes:

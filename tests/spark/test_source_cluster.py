@@ -21,7 +21,7 @@ from support.gates import Background, Gate
 from support.read_back import read_back
 from support.roles import Roles
 from support.roles import wait_for as wait_until_known
-from support.spark_queries import TIMEOUT_S, Collected, numbers, read, read_stream, records
+from support.spark_queries import TIMEOUT_S, Collected, read, read_stream, records
 from support.topics import Sent, Topics, numbered
 
 RACKS = ("east", "west", "north")
@@ -158,23 +158,29 @@ def test_batches_that_a_task_writes_while_the_leader_moves(
     spark: SparkSession, cluster: Cluster, roles: Roles, servers: str, tmp_path: Path
 ) -> None:
     """One task, stopped in the middle of its rows: what it sent before and after the move is there once."""
-    count, topic = 60_000, "task-moves"
+    count, topic = 40_000, "task-moves"  # of 1,000 bytes: the sink gathers a few megabytes before it sends
     roles.create_topic(topic, 1)
-    gate = Gate(tmp_path, rows=20_000)
-    source = spark.range(0, count, 1, 1).selectExpr(
-        "cast(id as string) as key", "repeat(cast(id as string), 20) as value"
-    )
+    gate = Gate(tmp_path, rows=30_000)
+    source = spark.range(0, count, 1, 1).selectExpr("cast(id as string) as key", "repeat('v', 1000) as value")
     frame = gate.through(source)
     writer = frame.write.format("millrace").options(**{"kafka.bootstrap.servers": servers, "topic": topic})
-    query = Background(writer.mode("append").save)
-    gate.wait_reached()
-    stopped = stop_leader(cluster, roles, topic)
+
+    def move_leader() -> None:
+        try:
+            gate.wait_reached()
+            wait_until_known(lambda: roles.size(topic) or None, "the task has not sent anything")
+            stopped.append(stop_leader(cluster, roles, topic))
+        finally:
+            gate.open.touch()
+
+    stopped: list[int] = []
+    moving = Background(move_leader)
     try:
-        gate.open.touch()
-        query.result()
+        writer.mode("append").save()
+        moving.result()
     finally:
-        gate.open.touch()
-        cluster.start_broker(stopped)
+        for broker_id in stopped:
+            cluster.start_broker(broker_id)
     assert [int(each.key) for each in read_back(servers, topic)] == list(range(count))
 
 

@@ -60,6 +60,8 @@ class FaultyFiles(Files):
         self._content: dict[int, bytes] = {}
         self._directories: set[Path] = set()
         self._durable_directories: set[Path] = {root}
+        self._renamed: dict[Path, Path] = {}
+        """Directories that a sync of their parent will give another name: new by old."""
 
     def fail(self, call: str, number: int = errno.EIO, **rule: object) -> Fault:
         fault = Fault(call, number, **rule)  # type: ignore[arg-type]
@@ -126,6 +128,11 @@ class FaultyFiles(Files):
         for directory in [d for d in self._durable_directories if d.parent == path]:
             self._durable_directories.discard(directory)
         self._durable_directories |= {d for d in self._directories if d.parent == path}
+        for source, target in [item for item in self._renamed.items() if item[0].parent == path]:
+            # What is durable in a directory stays so under its new name.
+            del self._renamed[source]
+            for name in [name for name in self._durable_names if name.parent == source]:
+                self._durable_names[target / name.name] = self._durable_names.pop(name)
 
     def sys_truncate(self, path: Path, fd: int, size_bytes: int) -> None:
         self._check("truncate", path)
@@ -137,6 +144,7 @@ class FaultyFiles(Files):
         if target.is_dir():
             self._directories.discard(source)
             self._directories.add(target)
+            self._renamed[source] = target
             for name in [name for name in self._names if name.parent == source]:
                 self._names[target / name.name] = self._names.pop(name)
         elif source in self._names:
@@ -181,3 +189,4 @@ class FaultyFiles(Files):
         self.faults.clear()
         self._names = dict(self._durable_names)
         self._directories = set(self._durable_directories)
+        self._renamed = {}

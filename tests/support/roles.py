@@ -17,7 +17,7 @@ from millrace.client.settings import ClientSettings
 from millrace.errors import ApiError, ErrorCode
 from millrace.model import NO_BROKER, TopicPartition
 from millrace.wire.messages.cluster import MetadataRequest
-from millrace.wire.messages.groups import FindCoordinatorRequest
+from millrace.wire.messages.groups import DescribeGroupsRequest, FindCoordinatorRequest
 from millrace.wire.messages.topics import CreateTopicsRequest
 
 DEADLINE_S: Final = 30.0
@@ -82,6 +82,17 @@ class Roles:
         wanted = [TopicPartition(topic, index) for index in range(partitions)]
         found = self._client.committed_offsets(group, wanted)
         return {each.partition: offset for each, offset in found.items()}
+
+    def members(self, group: str) -> list[str]:
+        """The ids of a group's members, from its coordinator, once the group is stable."""
+
+        def known() -> list[str] | None:
+            self._client._coordinators.pop(group, None)
+            (found,) = self._client._ask(self._client._coordinator(group), DescribeGroupsRequest(groups=[group])).groups
+            stable = found.error_code == ErrorCode.NONE and found.group_state == "Stable"
+            return sorted(each.member_id for each in found.members) if stable else None
+
+        return wait_for(known, f"group {group} does not become stable")
 
     def size(self, topic: str) -> int:
         """How many records were ever written."""

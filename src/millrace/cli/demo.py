@@ -184,8 +184,7 @@ class _Run:
         return {
             "ok": not problems and all(check.ok for check in checks) and scenario.account.total() > 0,
             "brokers": scenario.brokers.count,
-            "failover": None if scenario.outage is None else asdict(scenario.outage),
-            "failover_text": None if scenario.outage is None else str(scenario.outage),
+            "failover": None if scenario.outage is None else _failover_row(scenario.outage),
             "seconds": round(self._produced_s, 1),
             "first_result_s": None if self._first_result_s is None else round(self._first_result_s, 1),
             "records": scenario.account.total(),
@@ -201,6 +200,11 @@ class _Run:
             "results": str(scenario.results),
             "problems": problems,
         }
+
+
+def _failover_row(outage: Outage) -> dict[str, Any]:
+    row = {name: round(value, 2) if isinstance(value, float) else value for name, value in asdict(outage).items()}
+    return {**row, "text": str(outage)}
 
 
 def _print_summary(summary: dict[str, Any], home: Path) -> None:
@@ -219,8 +223,8 @@ def _print_summary(summary: dict[str, Any], home: Path) -> None:
             f"{summary['first_result_s']} s; chat end to end p50 {summary['latency_p50_ms']} ms, "
             f"p99 {summary['latency_p99_ms']} ms, {summary['read_again']:,} read again after the rebalance"
         )
-        if summary["failover_text"]:
-            print(summary["failover_text"])
+        if summary["failover"] is not None:
+            print(summary["failover"]["text"])
     for problem in summary["problems"]:
         print(f"problem: {problem}")
     if not summary["ok"]:

@@ -167,6 +167,9 @@ class Scenario:
         self.pipelines.catch_up()
         self._sources[0].send_now(traffic.closing_records(self._clock))
         self.pipelines.catch_up()
+        failure = self.pipelines.failure()
+        if failure is not None:
+            self._problems.append(failure)
         ends = self._ends(self._outputs())
         self._wait_for(lambda: self.reader.counts.total() >= sum(ends.values()), "every result being read")
         self._wait_for(lambda: self.archive.count >= self.account.acked(traffic.CHAT), "the chat being archived")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,19 +32,20 @@ def describe_log_dirs(context: RequestContext, request: DescribeLogDirsRequest) 
     A directory that failed is answered with KAFKA_STORAGE_ERROR and nothing in it. A partition that this broker does
     not hold is left out, as in Kafka.
 
-    The lag is what a replica misses of what is known to be committed.
+    The lag is what a replica misses of what is known to be committed. A replica that moves is in both directories, in
+    the new one as a future replica, whose lag is what was not copied yet.
 
     Versions: v3 has an error for the whole answer, v4 the size of the disk and what is free on it, v5 cordoned
     directories.
 
-    Not done: authorization; replicas on the move between directories, and cordoned directories, of which there are
-    none.
+    Not done: authorization; cordoned directories, of which there are none.
     """
     wanted: set[tuple[str, int]] | None = None
     if request.topics is not None:
         wanted = {(topic.topic, index) for topic in request.topics for index in topic.partitions}
     directories = _with_unwritten(context, context.broker.log_dirs.describe())
-    return DescribeLogDirsResponse(results=[_directory(context, directory, wanted) for directory in directories])
+    ends = {log.partition: log.end_offset for each in directories for log in each.logs if not log.is_future}
+    return DescribeLogDirsResponse(results=[_directory(context, directory, wanted, ends) for directory in directories])
 
 
 def _with_unwritten(context: RequestContext, directories: list[DirectoryDescription]) -> list[DirectoryDescription]:
@@ -62,7 +64,10 @@ def _with_unwritten(context: RequestContext, directories: list[DirectoryDescript
 
 
 def _directory(
-    context: RequestContext, directory: DirectoryDescription, wanted: set[tuple[str, int]] | None
+    context: RequestContext,
+    directory: DirectoryDescription,
+    wanted: set[tuple[str, int]] | None,
+    ends: Mapping[TopicPartition, int],
 ) -> DescribeLogDirsResponse.DescribeLogDirsResult:
     path = str(directory.path.absolute())
     if directory.failure is not None:
@@ -72,7 +77,7 @@ def _directory(
         name, index = log.partition
         if wanted is None or (name, index) in wanted:
             topic = topics.setdefault(name, _Topic(name=name))
-            topic.partitions.append(_partition(context, log))
+            topic.partitions.append(_partition(context, log, ends))
     return DescribeLogDirsResponse.DescribeLogDirsResult(
         log_dir=path,
         topics=list(topics.values()),
@@ -81,8 +86,11 @@ def _directory(
     )
 
 
-def _partition(context: RequestContext, log: LogDescription) -> _Partition:
+def _partition(context: RequestContext, log: LogDescription, ends: Mapping[TopicPartition, int]) -> _Partition:
     name, index = log.partition
+    if log.is_future:
+        lag = max(0, ends.get(log.partition, 0) - log.end_offset)
+        return _Partition(partition_index=index, partition_size=log.size_bytes, offset_lag=lag, is_future_key=True)
     replica = context.broker.replicas.held(name, index)
     lag = -1 if replica is None else max(0, replica.known_high_watermark - log.end_offset)
     return _Partition(partition_index=index, partition_size=log.size_bytes, offset_lag=lag)
@@ -93,10 +101,14 @@ def alter_replica_log_dirs(context: RequestContext, request: AlterReplicaLogDirs
     """Say in which of this broker's data directories a replica should lie; each partition has its own outcome.
 
     A directory that is not one of this broker's is LOG_DIR_NOT_FOUND, one that failed KAFKA_STORAGE_ERROR, a partition
-    that this broker does not hold REPLICA_NOT_AVAILABLE. A replica that lies there already is a success.
+    that this broker does not hold REPLICA_NOT_AVAILABLE. A replica that lies there already is a success, and calls a
+    move to elsewhere off. The answer comes at once; replicas move in the background, one after another, at most at
+    `replica.alter.log.dirs.io.max.bytes.per.second`, and DescribeLogDirs shows them. A replica without a record has
+    nothing to move: its log will be made there, unless the broker is started again before.
 
-    Not done: moving a replica that lies elsewhere is refused with INVALID_REQUEST, an error that no client retries;
-    reassign the partition to another broker instead. Authorization.
+    A stop of the broker gives up what has not moved: ask again.
+
+    Not done: authorization.
     """
     directories = {directory.path.absolute(): directory for directory in context.broker.log_dirs.describe()}
     topics: dict[str, list[_Moved]] = defaultdict(list)
@@ -121,6 +133,5 @@ def _placing(context: RequestContext, directory: DirectoryDescription | None, pl
         return ErrorCode.KAFKA_STORAGE_ERROR
     if context.broker.replicas.held(*place) is None:
         return ErrorCode.REPLICA_NOT_AVAILABLE
-    if any(log.partition == place for log in directory.logs):
-        return ErrorCode.NONE
-    return ErrorCode.INVALID_REQUEST
+    context.broker.log_dirs.place(place, directory.path)
+    return ErrorCode.NONE

@@ -108,6 +108,18 @@ class Partition:
                 self._begin_epoch(log)
         return self._log
 
+    def reopen_log(self) -> None:
+        """The log lies in another directory now, whole and on disk; nothing else has changed."""
+        if self._log is None:
+            return
+        self._log.on_flushed.remove(self._note_flushed)
+        log = self._log = self._open_log()
+        log.on_flushed.append(self._note_flushed)
+        self._committed = None
+        if self.is_leader:
+            log.assign_epoch(self.leader_epoch)  # a log without records has not written down its epochs
+        self._note_flushed()
+
     @property
     def is_open(self) -> bool:
         return self._log is not None

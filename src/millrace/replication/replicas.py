@@ -90,6 +90,8 @@ class Replicas:
         self._broker_id = broker_id
         self._config = config
         self._log_dirs = log_dirs
+        log_dirs.on_moved = self._log_moved
+        log_dirs.move_bytes_per_s = lambda: config.get_int("replica.alter.log.dirs.io.max.bytes.per.second")
         self._clock = clock
         self._topics: dict[TopicKey, list[Partition | None]] = {}
         """By name and by id, the same list: a partition's place is its index, None where another broker leads it."""
@@ -191,6 +193,14 @@ class Replicas:
                 self.followed.forget(partition)
                 if partition.is_leader and self.wants_isr is not None:
                     self.wants_isr(partition)
+
+    def _log_moved(self, place: TopicPartition) -> None:
+        partition = self._held.get(place)
+        if partition is not None:
+            try:
+                partition.reopen_log()
+            except StorageError as error:
+                logger.error("the log of %s cannot be opened where it lies now: %s", place, error)  # noqa: TRY400
 
     def begin_closing(self) -> None:
         """Let every long poll answer with what there is."""

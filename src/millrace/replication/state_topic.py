@@ -132,6 +132,7 @@ class StateTopic:
         latest: dict[bytes, StateRecord] = {}
         offset, end, limit = log.start_offset, log.end_offset, log.end
         while offset < end:
+            log = self._leading(index).log  # asked for again: it may have been moved to another directory meanwhile
             data = log.read(offset, _SLICE_BYTES, limit=limit, at_least_one=True).data
             read_from = offset
             for batch in split(data):

@@ -91,6 +91,16 @@ class ReadResult(NamedTuple):
     next_offset: int
 
 
+class LogLayout(NamedTuple):
+    """What a copy of the log needs to know."""
+
+    generation: int
+    """Another one whenever records were cut off: what was read of the files before may not hold any more."""
+    segments: list[tuple[int, int]]
+    """Base offset and size in bytes, oldest first."""
+    epochs: list[tuple[int, int]]
+
+
 class Log:
     """A partition's records on disk. See the module for owner and invariants."""
 
@@ -215,6 +225,13 @@ class Log:
         if not self._loaded:
             self._load()
         return len(self._segments)
+
+    def layout(self) -> LogLayout:
+        """The log as it lies on disk now."""
+        if not self._loaded:
+            self._load()
+        segments = [(segment.base_offset, segment.size_bytes) for segment in self._segments if segment.exists]
+        return LogLayout(self._generation, segments, self._epochs.entries())
 
     # --- append -------------------------------------------------------------------------------------------------------
 

@@ -8,16 +8,27 @@
     <dir>/.kafka_cleanshutdown                only between a clean stop and the next start
     <dir>/<topic>-<partition>/                a log
     <dir>/<topic>-<partition>.<uuid>-delete/  a log on its way out
+    <dir>/<topic>-<partition>.<uuid>-future/  a copy of a log that moves here from another directory; see `move`
     <dir>/<topic>-<partition>.<uuid>-stray/   a log of no topic that the metadata knows; kept for a person to look at
 
 A directory that fails (a failed sync, a directory that cannot be listed) goes offline with all its logs; the broker
 lives on with the others. A single log that is damaged goes offline alone: `Log.failure` says why.
+
+A log moves while it is used: it is copied, and in the last step, in one turn of the loop, the copy takes its place.
+1. The rest is copied and everything in the copy synced, with a mark in it that says what it is.
+2. The checkpoints of the new directory speak of the log, or DeleteRecords would be undone by a crash after step 3.
+3. The copy gets the log's name, and the directory is synced. From here on it counts; both names exist.
+4. The original gets the name of one that is deleted, and its directory is synced.
+5. The mark is removed. Only then does the log take records again.
+Before step 3 a crash leaves the original, and the copy is removed at the next start. Between 3 and 4 both are there and
+have the same records: the one with the mark is kept. The other order would have a moment without any.
 
 After a clean stop nothing but these files is read at start. After a crash every log is checked from its recovery point.
 """
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import itertools
 import logging
@@ -26,6 +37,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -37,6 +49,7 @@ from millrace.storage import checkpoint
 from millrace.storage.files import Files
 from millrace.storage.flusher import Flusher
 from millrace.storage.log import Log
+from millrace.storage.move import MARK, PIECE_BYTES, LogCopy
 from millrace.storage.recovery import LogState
 from millrace.storage.segment import IndexCache
 from millrace.storage.settings import LogConfig
@@ -48,8 +61,12 @@ _LOCK: Final = ".lock"
 _META: Final = "meta.properties"
 _DELETE_SUFFIX: Final = "-delete"
 _STRAY_SUFFIX: Final = "-stray"
+_FUTURE_SUFFIX: Final = "-future"
 _MAX_NAME_BYTES: Final = 255
 _CLOSE_THREADS: Final = 8
+_NO_LIMIT: Final = 2**63 - 1
+_PACE_S: Final = 0.5
+"""How long a move waits at most before it looks at its limit again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +76,8 @@ class LogDescription:
     partition: TopicPartition
     size_bytes: int
     end_offset: int
+    is_future: bool = False
+    """A copy under way of a log that lies in another directory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +187,15 @@ class LogDirectory:
             self.checkpointed = set(self.logs)
 
 
+class _Move:
+    """A log on its way to another directory, or waiting for its turn."""
+
+    def __init__(self, partition: TopicPartition, target: LogDirectory) -> None:
+        self.partition = partition
+        self.target = target
+        self.copy: LogCopy | None = None
+
+
 class LogDirs:
     """All data directories; owned by the event loop. `start` and `stop` frame the work of the flushers."""
 
@@ -181,6 +209,13 @@ class LogDirs:
         """Whether every directory was stopped cleanly."""
         self.on_failure: Callable[[LogDirectory], object] | None = None
         """Called when a directory goes offline."""
+        self.on_moved: Callable[[TopicPartition], object] | None = None
+        """Called when a log has moved to another directory: `get` has another one now."""
+        self.move_bytes_per_s: Callable[[], int] = lambda: _NO_LIMIT
+        self._moves: dict[TopicPartition, _Move] = {}
+        self._mover: asyncio.Task[None] | None = None
+        self._preferred: dict[TopicPartition, LogDirectory] = {}
+        """Where logs should be made that do not exist yet."""
         self._clock = clock
         self._files = files
         self._cache = IndexCache()
@@ -260,7 +295,7 @@ class LogDirs:
         return checkpoint.read_partition_metadata(self._files, path)
 
     def create_log(self, partition: TopicPartition, topic_id: uuid.UUID, config: LogConfig | None = None) -> Log:
-        """A log, new or the one that is there, in the directory with the fewest logs.
+        """A log, new or the one that is there, in the directory chosen for it or the one with the fewest logs.
 
         The disk is not touched: a log's directory and `partition.metadata` are made with its first record, and synced
         with it. A log that never had one is made again, by whoever knows the topics, after a restart.
@@ -274,7 +309,14 @@ class LogDirs:
         online = [directory for directory in self.directories if directory.failure is None]
         if not online:
             raise StorageError("no usable data directory")
-        directory = min(online, key=lambda candidate: len(candidate.logs))
+        directory = self._preferred.pop(partition, None)
+        if directory is None or directory.failure is not None:
+            directory = min(online, key=lambda candidate: len(candidate.logs))
+        return self._create_in(directory, partition, topic_id, config)
+
+    def _create_in(
+        self, directory: LogDirectory, partition: TopicPartition, topic_id: uuid.UUID, config: LogConfig | None
+    ) -> Log:
         directory.forget_checkpointed(partition)
         # A clean log from 0 to 0, which needs no look at the disk.
         log = self._add(directory, partition, config or self.config, LogState(clean=True))
@@ -299,6 +341,8 @@ class LogDirs:
 
     def delete_log(self, partition: TopicPartition) -> None:
         """Remove a log: its directory is renamed at once and emptied in the background. Unknown ones are ignored."""
+        self._preferred.pop(partition, None)
+        self._moves.pop(partition, None)
         directory = self._by_partition.pop(partition, None)
         if directory is None:
             return
@@ -309,14 +353,13 @@ class LogDirs:
         self._new_ids.pop(partition, None)
         if log.create_directory is not None:
             return
-        path = directory.path / str(partition)
-        suffix = f".{uuid.uuid4().hex}{_DELETE_SUFFIX}"
-        doomed = directory.path / (str(partition)[: _MAX_NAME_BYTES - len(suffix)] + suffix)
-        self._files.rename(path, doomed)
+        doomed = _aside(directory.path, partition, _DELETE_SUFFIX)
+        self._files.rename(directory.path / str(partition), doomed)
         self._in_background(lambda: self._files.remove_directory(doomed))
 
     def set_aside(self, partition: TopicPartition) -> Path | None:
         """Rename a log that belongs to nobody, and keep it: only a person can say that its records are not wanted."""
+        self._moves.pop(partition, None)
         directory = self._by_partition.pop(partition, None)
         if directory is None:
             return None
@@ -327,19 +370,22 @@ class LogDirs:
         self._new_ids.pop(partition, None)
         if log.create_directory is not None:
             return None
-        suffix = f".{uuid.uuid4().hex}{_STRAY_SUFFIX}"
-        kept = directory.path / (str(partition)[: _MAX_NAME_BYTES - len(suffix)] + suffix)
+        kept = _aside(directory.path, partition, _STRAY_SUFFIX)
         self._files.rename(directory.path / str(partition), kept)
         return kept
 
     def _add(self, directory: LogDirectory, partition: TopicPartition, config: LogConfig, state: LogState) -> Log:
+        log = self._make(directory, partition, config, state)
+        directory.logs[partition] = log
+        self._by_partition[partition] = directory
+        return log
+
+    def _make(self, directory: LogDirectory, partition: TopicPartition, config: LogConfig, state: LogState) -> Log:
         path = directory.path / str(partition)
         log = Log(path, config, clock=self._clock, files=self._files, state=state, cache=self._cache)
         log.request_flush = directory.flusher.request
         log.discard = self._discard
         log.before_truncate = directory.write_offsets
-        directory.logs[partition] = log
-        self._by_partition[partition] = directory
         return log
 
     def _discard(self, paths: list[Path]) -> None:
@@ -362,6 +408,181 @@ class LogDirs:
             self._remover = ThreadPoolExecutor(1, thread_name_prefix="remove-files")
         self._remover.submit(run)
 
+    # --- moves between directories ------------------------------------------------------------------------------------
+
+    def place(self, partition: TopicPartition, path: Path) -> None:
+        """Have a log lie in the directory at `path`; it moves in the background, one log after another.
+
+        A log that lies there already stays, and a move elsewhere is called off. One that does not exist yet will be
+        made there.
+        """
+        target = self._directory_at(path)
+        move = self._moves.get(partition)
+        if move is not None and move.target is target:
+            return
+        self._moves.pop(partition, None)
+        source = self._by_partition.get(partition)
+        if source is None:
+            self._preferred[partition] = target
+        elif source is not target:
+            self._moves[partition] = _Move(partition, target)
+            if self._mover is None:
+                self._mover = asyncio.get_running_loop().create_task(self._move_all(), name="move logs")
+
+    async def _move_all(self) -> None:
+        try:
+            while self._moves:
+                move = next(iter(self._moves.values()))
+                try:
+                    await self._move(move)
+                except StorageError as error:
+                    logger.error("%s stays where it is: %s", move.partition, error)  # noqa: TRY400
+                except Exception:  # the root of the task: the other moves go on
+                    logger.exception("moving %s to %s failed", move.partition, move.target.path)
+                if self._moves.get(move.partition) is move:
+                    del self._moves[move.partition]
+        finally:
+            self._mover = None
+
+    async def move_log(self, partition: TopicPartition, path: Path) -> None:
+        """Move a log and return when it lies in the directory at `path`; `StorageError` where it stays."""
+        target = self._directory_at(path)
+        self.place(partition, path)
+        while partition in self._moves and self._mover is not None:
+            await asyncio.wait([self._mover])
+        if self._by_partition.get(partition, target) is not target:
+            raise StorageError(f"{partition} could not be moved to {path}")
+
+    def _directory_at(self, path: Path) -> LogDirectory:
+        for directory in self.directories:
+            if directory.path.absolute() == path.absolute():
+                return directory
+        raise StorageError(f"{path} is not a data directory of this broker")
+
+    def _is_wanted(self, move: _Move, log: Log) -> bool:
+        """Whether a move goes on: it was not called off, and the log is still the one that it began with."""
+        if self._moves.get(move.partition) is not move or self.get(move.partition) is not log:
+            return False
+        for failure in (log.failure, move.target.failure):
+            if failure is not None:
+                raise StorageError(str(failure))
+        return True
+
+    async def _move(self, move: _Move) -> None:
+        log = self.get(move.partition)
+        while log is not None and self._is_wanted(move, log):
+            if log.create_directory is not None:
+                self._move_unwritten(move, log)
+                return
+            copy = move.copy = LogCopy(log, _aside(move.target.path, move.partition, _FUTURE_SUFFIX), self._files)
+            moved = False
+            try:
+                moved = await self._copy(move, copy, log) and self._switch(move, copy, log)
+            finally:
+                move.copy = None
+                if not moved:
+                    self._in_background(lambda doomed=copy.path: self._files.remove_directory(doomed))  # type: ignore[misc]
+            if moved:
+                return
+
+    async def _copy(self, move: _Move, copy: LogCopy, log: Log) -> bool:
+        """Copy until little is missing; False where the copy is of no use any more."""
+        while self._is_wanted(move, log) and not copy.is_stale:
+            pieces = copy.missing()
+            if sum(piece.size_bytes for piece in pieces) <= PIECE_BYTES and not any(piece.whole for piece in pieces):
+                return True
+            for piece in pieces:
+                if not self._is_wanted(move, log) or copy.is_stale:
+                    return False
+                await self._in_thread(lambda piece=piece: copy.copy(piece))  # type: ignore[misc]
+                await self._keep_pace(move, log, piece.size_bytes)
+            await self._in_thread(copy.sync)
+        return False
+
+    async def _in_thread(self, work: Callable[[], None]) -> None:
+        """In a thread; when this is cancelled, the thread has come to its end all the same."""
+        job = asyncio.get_running_loop().run_in_executor(None, work)
+        try:
+            await asyncio.shield(job)
+        except asyncio.CancelledError:
+            with suppress(StorageError):
+                await job
+            raise
+
+    async def _keep_pace(self, move: _Move, log: Log, size_bytes: float) -> None:
+        """Wait for as long as so many bytes may take; the limit may change meanwhile, and the move be called off."""
+        while (rate := self.move_bytes_per_s()) < _NO_LIMIT and size_bytes > 0 and self._is_wanted(move, log):
+            pause_s = min(size_bytes / rate, _PACE_S) if rate else _PACE_S
+            await self._clock.sleep(pause_s)
+            size_bytes -= rate * pause_s
+
+    def _move_unwritten(self, move: _Move, log: Log) -> None:
+        """A log without a record has nothing to copy: it will be made in the other directory."""
+        partition = move.partition
+        source, topic_id = self._by_partition[partition], self._new_ids[partition]
+        move.target.forget_checkpointed(partition)
+        del source.logs[partition]
+        source.flusher.forget(log)
+        log.release()
+        log.failure = StorageError(f"{partition} has moved to {move.target.path}")
+        self._create_in(move.target, partition, topic_id, log.config)
+        if self.on_moved is not None:
+            self.on_moved(partition)
+
+    def _switch(self, move: _Move, copy: LogCopy, log: Log) -> bool:
+        """Let the copy take the log's place; the module says in which order, and why."""
+        partition, target, files = move.partition, move.target, self._files
+        source = self._by_partition[partition]
+        old, new = source.path / str(partition), target.path / str(partition)
+        if not self._is_wanted(move, log):
+            return False
+        if files.size_of(old / MARK) is not None:  # of a move that was cut short: two marks would say nothing
+            files.remove(old / MARK)
+            files.sync_directory(old)
+        if not copy.finish():
+            return False
+        state = LogState(log.start_offset, log.end_offset, clean=True)
+        target.render(checkpoint.RECOVERY_POINTS, {**target.recovery_points(), partition: state.recovery_point})()
+        target.render(checkpoint.LOG_STARTS, {**target.start_offsets(), partition: state.start_offset})()
+        doomed = _aside(source.path, partition, _DELETE_SUFFIX)
+        files.rename(copy.path, new)
+        moved = self._make(target, partition, log.config, state)
+        try:
+            files.sync_directory(target.path)
+            moved.ensure_loaded()
+            if (moved.start_offset, moved.end_offset) != (log.start_offset, log.end_offset):
+                raise StorageError(f"the copy of {partition} in {target.path} is not whole")
+            files.rename(old, doomed)
+        except StorageError:
+            moved.release()
+            with suppress(StorageError):
+                files.remove(new / MARK)  # if its name cannot be taken back, it must not count at the next start
+                files.rename(new, copy.path)
+            raise
+        del source.logs[partition]
+        source.flusher.forget(log)
+        log.release()
+        log.failure = StorageError(f"{partition} has moved to {target.path}")
+        target.logs[partition] = moved
+        self._by_partition[partition] = target
+        try:
+            files.sync_directory(source.path)
+            files.remove(new / MARK)
+            files.sync_directory(new)
+        except StorageError as error:  # the mark stays, and says at the next start which one counts
+            logger.warning("the old directory of %s could not be put away: %s", partition, error)
+        self._in_background(lambda: files.remove_directory(doomed))
+        logger.info("%s has moved from %s to %s", partition, source.path, target.path)
+        if self.on_moved is not None:
+            self.on_moved(partition)
+        return True
+
+    async def _stop_moving(self) -> None:
+        self._moves.clear()
+        if self._mover is not None:
+            self._mover.cancel()
+            await asyncio.wait([self._mover])
+
     # --- start --------------------------------------------------------------------------------------------------------
 
     def _load(self, directory: LogDirectory) -> None:
@@ -383,13 +604,10 @@ class LogDirs:
         for name in names:
             partition = _parse_directory_name(name)
             if partition is None:
-                if name.endswith(_DELETE_SUFFIX):
+                if name.endswith((_DELETE_SUFFIX, _FUTURE_SUFFIX)):
                     doomed = path / name
                     self._in_background(lambda doomed=doomed: self._files.remove_directory(doomed))  # type: ignore[misc]
                 continue
-            if partition in self._by_partition:
-                other = self._by_partition[partition].path
-                raise ConfigError(f"{partition} is in both {other} and {path}: remove the one that is wrong")
             # Without its entry a log's end is not known, so that it has to be looked at.
             known = clean and points is not None and partition in points and starts is not None
             state = LogState(
@@ -397,6 +615,8 @@ class LogDirs:
                 recovery_point=(points or {}).get(partition, 0),
                 clean=known,
             )
+            if partition in self._by_partition and not self._replaces_other(directory, partition, state):
+                continue
             log = self._add(directory, partition, self.config, state)
             if not known:
                 try:
@@ -404,6 +624,30 @@ class LogDirs:
                 except CorruptLogError:
                     # It says so itself (`Log.failure`), and it is offline alone.
                     continue
+
+    def _replaces_other(self, directory: LogDirectory, partition: TopicPartition, state: LogState) -> bool:
+        """A log is in two directories: a move was cut short, and the one with its mark counts; the other is deleted.
+
+        Unless the other has more: then it was used since, while the disk with the mark was away.
+        """
+        other = self._by_partition[partition]
+        path, other_path = directory.path / str(partition), other.path / str(partition)
+        here, there = (self._files.size_of(each / MARK) is not None for each in (path, other_path))
+        log, other_log = self._make(directory, partition, self.config, state), other.logs[partition]
+        with suppress(CorruptLogError):
+            log.ensure_loaded()
+        marked, plain = (log, other_log) if here else (other_log, log)
+        behind = marked.failure is not None or marked.end_offset < plain.end_offset
+        log.release()
+        if here == there or behind:
+            raise ConfigError(f"{partition} is in both {other.path} and {directory.path}: remove the one that is wrong")
+        if here:
+            self.delete_log(partition)
+        else:
+            doomed = _aside(directory.path, partition, _DELETE_SUFFIX)
+            self._files.rename(path, doomed)
+            self._in_background(lambda: self._files.remove_directory(doomed))
+        return here
 
     # --- checkpoints and stop -----------------------------------------------------------------------------------------
 
@@ -442,7 +686,8 @@ class LogDirs:
     async def stop(
         self, high_watermarks: Mapping[TopicPartition, int] | None = None, *, broker_epoch: int = -1
     ) -> None:
-        """Stop the flushers and close cleanly."""
+        """Stop the flushers and close cleanly; a move that is under way is given up."""
+        await self._stop_moving()
         for directory in self.directories:
             await directory.flusher.stop()
         self.close(high_watermarks, broker_epoch=broker_epoch)
@@ -470,6 +715,9 @@ class LogDirs:
 
     def abandon(self) -> None:
         """Let go of everything as it is, as a crash would; what was not synced is the kernel's."""
+        self._moves.clear()
+        if self._mover is not None:
+            self._mover.cancel()
         for directory in self.directories:
             for log in directory.logs.values():
                 log.release()
@@ -520,12 +768,24 @@ class LogDirs:
                 for partition, log in directory.logs.items():
                     if log.failure is None:
                         logs.append(LogDescription(partition, log.size_bytes, log.end_offset))
+                logs += [LogDescription(each, 0, 0) for each, there in self._preferred.items() if there is directory]
+                for move in self._moves.values():
+                    original = self.get(move.partition)
+                    if move.target is directory and original is not None and original.failure is None:
+                        size_bytes, end = (move.copy.size_bytes, move.copy.end_offset) if move.copy else (0, 0)
+                        logs.append(LogDescription(move.partition, size_bytes, end, is_future=True))
             described.append(DirectoryDescription(directory.path, directory.failure, total, usable, tuple(logs)))
         return described
 
     def _directory_failed(self, directory: LogDirectory) -> None:
         if self.on_failure is not None:
             self.on_failure(directory)
+
+
+def _aside(parent: Path, partition: TopicPartition, suffix: str) -> Path:
+    """A name of its own for a log that is not, or no longer, the partition's."""
+    ending = f".{uuid.uuid4().hex}{suffix}"
+    return parent / (str(partition)[: _MAX_NAME_BYTES - len(ending)] + ending)
 
 
 def _parse_directory_name(name: str) -> TopicPartition | None:

@@ -73,7 +73,6 @@ def test_a_bare_noun_shows_its_help_once(argv: list[str], capsys: pytest.Capture
         (["pipeline", "run", "no/such.py"], "there is no file no/such.py"),
         (["pipeline", "run", "metrics", "--py-file", "no.py"], "--py-file: there is no file no.py"),
         (["up", "--set", "broken"], "--set wants name=value"),
-        (["demo", "--brokers", "2"], "not in this version"),
         (["topics", "create"], "Missing argument"),
         (["topics", "create", "t", "--partitions", "0"], "--partitions"),
         (["topics", "alter", "t"], "nothing to alter"),

@@ -63,7 +63,8 @@ async def test_describe(version: int) -> None:
 @pytest.mark.parametrize("version", [1, 2])
 async def test_alter(version: int) -> None:
     other = DirectoryDescription(Path("/data/three"), None, 1000, 400, ())
-    log_dirs = SimpleNamespace(describe=lambda: [*DIRECTORIES, other])
+    placed: list[tuple[TopicPartition, Path]] = []
+    log_dirs = SimpleNamespace(describe=lambda: [*DIRECTORIES, other], place=lambda *args: placed.append(args))
     request = AlterReplicaLogDirsRequest(
         dirs=[
             AlterReplicaLogDirsRequest.AlterReplicaLogDir(
@@ -88,6 +89,24 @@ async def test_alter(version: int) -> None:
         ("a", 0): ErrorCode.NONE,
         ("a", 7): ErrorCode.REPLICA_NOT_AVAILABLE,
         ("a", 1): ErrorCode.KAFKA_STORAGE_ERROR,
-        ("a", 2): ErrorCode.INVALID_REQUEST,
+        ("a", 2): ErrorCode.NONE,
         ("b", 0): ErrorCode.LOG_DIR_NOT_FOUND,
     }
+    assert placed == [(TopicPartition("a", 0), Path("/data/one")), (TopicPartition("a", 2), Path("/data/three"))]
+
+
+async def test_a_replica_on_the_move_is_in_both_directories() -> None:
+    copy = LogDescription(TopicPartition("a", 1), 7, 1, is_future=True)
+    log_dirs = SimpleNamespace(
+        describe=lambda: [DIRECTORIES[0], DirectoryDescription(Path("/data/three"), None, 1000, 400, (copy,))]
+    )
+    async with handling(log_dirs=log_dirs, replicas=Held()) as on:
+        response = await on.call(describe_log_dirs, DescribeLogDirsRequest(topics=None), 4)
+    found = [
+        (result.log_dir, each.partition_size, each.offset_lag, each.is_future_key)
+        for result in response.results
+        for topic in result.topics
+        for each in topic.partitions
+        if (topic.name, each.partition_index) == ("a", 1)
+    ]
+    assert found == [("/data/one", 20, 0, False), ("/data/three", 7, 1, True)]

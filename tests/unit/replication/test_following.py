@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, NewPartitions
 
 from millrace.testing import Cluster
 
@@ -111,3 +111,51 @@ def test_too_few_replicas_are_told_to_the_producer() -> None:
         producer.produce("t", b"y", on_delivery=lambda error, _message: told.append(str(error)))
         assert producer.flush(20) == 0
         assert told[-1] == "None"
+
+
+@pytest.fixture
+def own_topics_only() -> Iterator[Cluster]:
+    # A producer that asks for a deleted topic would otherwise create it.
+    with Cluster(brokers=3, settings={"auto.create.topics.enable": "false"}) as running:
+        running.create_topic("t", PARTITIONS)
+        yield running
+
+
+def test_a_topic_deleted_and_created_again_while_it_is_written_to(own_topics_only: Cluster) -> None:
+    cluster = own_topics_only
+    producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "message.timeout.ms": 5000, "log_level": 0})
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers, "log_level": 0})
+    for round_number in range(3):
+        for number in range(200):
+            producer.produce("t", b"old %d" % number, partition=number % PARTITIONS)
+            producer.poll(0)
+        admin.delete_topics(["t"])["t"].result(timeout=10)
+        cluster.create_topic("t", PARTITIONS)
+        producer.flush(20)
+        before = sum(high for _, high in ends(cluster))
+        produce(cluster, 0, 300)
+        assert sum(high for _, high in ends(cluster)) == before + 300, round_number
+    wait_until(lambda: all(len(members) == 3 for members in isrs(cluster)))
+    for broker_id in (1, 2, 3):
+        cluster.stop_broker(broker_id)
+    for index in range(PARTITIONS):
+        assert len({segments(cluster.data_dir_of(each), index).rstrip(b"\0") for each in (1, 2, 3)}) == 1
+
+
+def test_partitions_that_are_added_are_replicated_too(cluster: Cluster) -> None:
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers, "log_level": 0})
+    produce(cluster, 0, 30)
+    admin.create_partitions([NewPartitions("t", PARTITIONS + 2)])["t"].result(timeout=10)
+    wait_until(lambda: [len(members) for members in isrs(cluster)] == [3] * (PARTITIONS + 2))
+    producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "log_level": 0})
+    for index in range(PARTITIONS + 2):
+        producer.produce("t", b"new", partition=index)
+    assert producer.flush(20) == 0
+
+
+def ends(cluster: Cluster) -> list[tuple[int, int]]:
+    consumer = Consumer({"bootstrap.servers": cluster.bootstrap_servers, "group.id": "ends", "log_level": 0})
+    try:
+        return [consumer.get_watermark_offsets(TopicPartition("t", each), timeout=20) for each in range(PARTITIONS)]
+    finally:
+        consumer.close()
