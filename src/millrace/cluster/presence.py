@@ -17,7 +17,7 @@ from millrace.clock import Clock
 from millrace.cluster.image import BrokerImage, ClusterImage
 from millrace.metadata.deltas import BrokerFenced, BrokerRegistered, ChangeSet
 
-LISTED_AFTER_FENCED_S: Final = 10.0
+LISTED_AFTER_FENCED_S: Final = 3.0
 DOUBTED_S: Final = 1.0
 
 
