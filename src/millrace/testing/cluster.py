@@ -188,6 +188,7 @@ class Cluster:
         if broker_id in self._brokers:
             raise RuntimeError(f"broker {broker_id} is running")
         replicas = min(len(self._ports), DEFAULT_REPLICAS)
+        replicated = {"default.replication.factor": str(replicas), "min.insync.replicas": str(max(replicas - 1, 1))}
         config = BrokerConfig.load(
             None,
             {
@@ -196,8 +197,7 @@ class Cluster:
                 "log.dirs": str(self.data_dir_of(broker_id)),
                 "flush.mode": "os",
                 "group.initial.rebalance.delay.ms": "0",
-                "default.replication.factor": str(replicas),
-                "min.insync.replicas": str(max(replicas - 1, 1)),
+                **(replicated if replicas > 1 else {}),
                 **({"broker.rack": self._racks[broker_id]} if self._racks else {}),
                 **self._settings,
             },
