@@ -21,7 +21,7 @@ demo: $(SPARK) ## the whole system at work for a minute, checked at the end; ARG
 	$(BIN)/millrace demo $(ARGS)
 
 test: $(DEV) ## every test that needs Python only; ARGS="tests/unit -k recovery"
-	$(PYTEST) -m "not cluster" $(ARGS)
+	$(PYTEST) -m "not cluster" -n 2 --dist loadfile $(ARGS)
 
 test-cluster: $(DEV) ## brokers killed, paused, cut off and restarted while records flow, in short rounds
 	$(PYTEST) -m cluster tests/cluster -n 0 $(ARGS)

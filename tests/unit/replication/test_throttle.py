@@ -173,7 +173,8 @@ def test_a_replica_that_is_held_back_asks_seldom_and_goes_on_when_the_limit_is_l
     serve = Partition.serve_follower
 
     def count(self: Partition, *args: int, at_least_one: bool) -> object:
-        served.append(args[0])
+        if self.topic == "t":  # other tests' clusters may live on in this process
+            served.append(args[0])
         return serve(self, *args, at_least_one=at_least_one)
 
     monkeypatch.setattr(Partition, "serve_follower", count)
