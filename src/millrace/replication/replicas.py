@@ -158,8 +158,6 @@ class Replicas:
         """The replica, leader or follower, if this broker has one."""
         return self._held.get(TopicPartition(topic, index))
 
-    get = held
-
     def leader_of(self, key: TopicKey, index: int) -> tuple[int, int] | None:
         """Who leads a partition, and in which epoch, as far as the image knows: a hint for a client that came here."""
         topic = self._image.topic(key) if isinstance(key, str) else self._image.topics_by_id.get(uuid.UUID(bytes=key))
