@@ -14,7 +14,6 @@ that lives as long as they should.
 from __future__ import annotations
 
 import os
-import random
 import re
 import shutil
 import signal
@@ -29,6 +28,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Final, Self, TypeVar
 
+from millrace.local.children import free_ports
 from millrace.local.zookeeper import ZooKeeperServers
 from millrace.wire.frame import RequestHeader, decode_response, encode_request
 from millrace.wire.keys import ApiKey
@@ -45,8 +45,6 @@ _ASK_S: Final = 2.0
 _PAUSE_S: Final = 0.02
 _METADATA_VERSION: Final = 9
 _READY: Final = re.compile(rb"^ready bootstrap=\S+", re.MULTILINE)
-_KEPT_START: Final = 12000
-_EPHEMERAL_START: Final = 32768
 _LAUNCHER: Final = ROOT / "tests" / "cluster" / "planted.py"
 POWER_CUT: Final = b"power cut\n"
 
@@ -93,7 +91,7 @@ class BrokerProcess:
 
     def __init__(self, broker_id: int, home: Path, planted: str) -> None:
         self.broker_id = broker_id
-        self.client_port, self.replication_port = kept_ports(2)
+        self.client_port, self.replication_port = free_ports(HOST, 2)
         self.directory = home / f"broker-{broker_id}"
         self.data = self.directory / "data"
         self.log_path = self.directory / "log"
@@ -250,7 +248,6 @@ class ClusterProcesses:
         """Start everything and return when every broker answers."""
         if self.layout.zookeeper_nodes:
             self.zookeeper = ZooKeeperServers(self.home / "zookeeper", nodes=self.layout.zookeeper_nodes)
-            self.zookeeper.ports = kept_ports(self.layout.zookeeper_nodes)
             self.zookeeper.start()
         for broker in self.brokers.values():
             broker.configure(self._settings(broker))
@@ -435,30 +432,6 @@ class ClusterProcesses:
             return self.zookeeper.hosts
         ports = [int(host.rpartition(":")[2]) for host in self.zookeeper.hosts.split(",")]
         return ",".join(f"{HOST}:{self.network.door_to_zookeeper(broker_id, port)}" for port in ports)
-
-
-def kept_ports(count: int) -> list[int]:
-    """Ports that are free now and stay so while the process that listens on them is down.
-
-    They lie below the range from which the system gives ports to outgoing connections: out of that range a client that
-    knocks at a dead broker's door may be given this very port, and the broker could not start again.
-    """
-    range_file = Path("/proc/sys/net/ipv4/ip_local_port_range")
-    end = int(range_file.read_text().split()[0]) if range_file.exists() else _EPHEMERAL_START
-    ports: list[int] = []
-    while len(ports) < count:
-        port = random.randrange(_KEPT_START, max(end, _KEPT_START + 1000))
-        if port not in ports and _is_free(port):
-            ports.append(port)
-    return ports
-
-
-def _is_free(port: int) -> bool:
-    try:
-        socket.create_server((HOST, port)).close()
-    except OSError:
-        return False
-    return True
 
 
 def wait_for(probe: Callable[[], T | None], timeout_s: float, failure: str, *, pause_s: float = _PAUSE_S) -> T:
