@@ -127,16 +127,19 @@ def cut_leader_from_zookeeper(stage: Stage) -> None:
 
 
 def cut_follower_from_leader(stage: Stage) -> None:
+    """The follower leaves the ISR; or, where the follower is the controller, it takes the silent leader for dead."""
     leader, follower = stage.leader(), stage.follower()
+    (third,) = {*stage.cluster.brokers} - {leader, follower}
     stage.mark(f"follower {follower} from leader {leader}")
     stage.cluster.wires().cut(broker_node(follower), [broker_node(leader)])
 
-    def left_out() -> bool | None:
-        view = stage.cluster.view(leader, stage.topic)
-        return True if view is not None and follower not in view.partitions[0].isr else None
+    def left_out() -> list[int] | None:
+        view = stage.cluster.view(third, stage.topic)
+        isr = None if view is None else view.partitions[0].isr
+        return None if isr is None else [each for each in (leader, follower) if each not in isr] or None
 
-    wait_for(left_out, stage.scale.session_s * 5, f"follower {follower} is still in the ISR")
-    stage.mark(f"follower {follower} has left the ISR")
+    out = wait_for(left_out, stage.scale.session_s * 5, f"both {follower} and {leader} are still in the ISR")
+    stage.mark(f"{out} left the ISR")
     stage.goes_on()
 
 
