@@ -12,6 +12,7 @@ Like is compared with like: `flush.mode=os` with Kafka's default (page cache), `
 from __future__ import annotations
 
 import argparse
+import re
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -33,7 +34,7 @@ from benches.cluster.report import (
 from benches.cluster.sides import add_options, cpu_use, make_cluster, new_result, resident_mb_of
 from benches.cluster.topics import MIN_INSYNC, Topics
 from benches.system import workloads
-from benches.system.workloads import CLIENT_FLAGS, SUMMARY
+from benches.system.workloads import CLIENT_FLAGS
 from millrace.local.children import spawn
 from support.kafka_jars import PRODUCER_PERFORMANCE, KafkaJars, kafka_jars
 from support.servers import Cluster
@@ -48,6 +49,9 @@ TOPIC_CONFIG = {
 }
 CONSUME_PASSES = 4  # one pass is too short to be told from noise
 FLUSHED_SHARE = 4  # slower work: a quarter of the records still last as long
+CLIENT_WARMUP_RECORDS = 60_000
+"""Sent first in every run and not counted: a fresh JVM compiles for seconds, on the cores that the brokers need."""
+STEADY = re.compile(r"^(\d+) steady state records sent, ([\d.]+) records/sec ", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +88,10 @@ class Options:
 
 
 def produce(jars: KafkaJars, bootstrap: str, topic: str, records: int, settings: tuple[str, ...]) -> float:
-    """Records per second by Kafka's ProducerPerformance with acks=all and these client settings."""
-    load = ("--topic", topic, "--num-records", str(records), "--record-size", str(RECORD_BYTES), "--throughput", "-1")
+    """Records per second by Kafka's ProducerPerformance, warm, with acks=all and these client settings."""
+    total = CLIENT_WARMUP_RECORDS + records
+    amount = ("--num-records", str(total), "--warmup-records", str(CLIENT_WARMUP_RECORDS))
+    load = ("--topic", topic, *amount, "--record-size", str(RECORD_BYTES), "--throughput", "-1")
     properties = [part for setting in ("acks=all", *settings) for part in ("--command-property", setting)]
     options = ("--bootstrap-server", bootstrap, *load, *properties)
     with tempfile.TemporaryFile() as output:
@@ -99,7 +105,7 @@ def produce(jars: KafkaJars, bootstrap: str, topic: str, records: int, settings:
             raise
         output.seek(0)
         said = output.read().decode(errors="replace")
-    summaries = SUMMARY.findall(said)
+    summaries = STEADY.findall(said)
     if status != 0 or not summaries or int(summaries[-1][0]) != records:
         raise RuntimeError(f"ProducerPerformance failed ({status}):\n{said[-4000:]}")
     return float(summaries[-1][1])
@@ -157,7 +163,7 @@ class Bench:
                 records_per_s = produce(self._jars, cluster.bootstrap, topic, records, work.settings)
             self._look_at(side, topic, work.title)
             admin.delete(topic)
-            cpu_per_gb = cpu.seconds / (records * RECORD_BYTES / 1e9)
+            cpu_per_gb = cpu.seconds / ((CLIENT_WARMUP_RECORDS + records) * RECORD_BYTES / 1e9)
             if keep:
                 self._result.add(side, work.title, THROUGHPUT, "records/s", "higher", records_per_s)
                 self._result.add(side, work.title, "cluster's CPU", "s per GB", "lower", cpu_per_gb)

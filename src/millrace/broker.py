@@ -46,6 +46,8 @@ logger = logging.getLogger(__name__)
 RESERVED_DESCRIPTORS: Final = 1024
 """Descriptors kept back from connections for segment files, pipes and the metadata store."""
 DRAIN_S: Final = 2.0
+HAND_OVER_S: Final = 0.25
+"""How long a broker that gave its leaderships away goes on answering: long enough for a client at work to come by."""
 ANY_HOST: Final = frozenset({"", "0.0.0.0", "::"})  # noqa: S104 - recognised, not bound
 
 
@@ -158,7 +160,7 @@ class Broker:
         for listener in self._listeners:
             await listener.serve()
         self._stops.append(self._stop_listening)
-        self._stops.append(controller.leave)
+        self._stops.append(lambda: self._hand_over(controller))
         self._spawn("retention", self._keep_retention(replicas))
         self._spawn("checkpoints", self._keep_checkpoints(log_dirs))
         self._spawn("high watermarks", self._keep_high_watermarks(log_dirs, replicas))
@@ -241,6 +243,16 @@ class Broker:
                     clock=self.clock,
                 )
             )
+
+    async def _hand_over(self, controller: Controller) -> None:
+        """Give leadership away, and tell clients where it went while they can still ask here.
+
+        A client whose connection ends before it was refused comes back to the same address. It is turned away, once or
+        twice, and then waits longer before it tries that address again: it would wait just when this broker is back
+        and the next one of a rolling restart hands over to it.
+        """
+        if await controller.leave():
+            await self.clock.sleep(HAND_OVER_S)
 
     async def _stop_listening(self) -> None:
         assert self.services is not None

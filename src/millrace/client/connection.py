@@ -79,6 +79,10 @@ class Connection:
     def is_closed(self) -> bool:
         return self._stream.failure is not None
 
+    def when_ended(self, callback: Callable[[], object]) -> None:
+        """Call `callback` once the connection is over, whoever ended it."""
+        self._stream.ended.add_done_callback(lambda _: callback())
+
     async def request(self, message: Request, version: int | None = None, *, timeout_ms: int | None = None) -> Any:
         """Send `message` and wait for its response; None at once for a Produce with acks=0.
 

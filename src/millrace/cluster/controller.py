@@ -451,25 +451,29 @@ class Controller:
             raise outcome.error or ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{name} was deleted meanwhile")
         return topic
 
-    async def leave(self) -> None:
+    async def leave(self) -> bool:
         """Controlled shutdown: have this broker fenced, so that its leaderships have moved before it stops.
 
         Returns when this broker's image says so, when there is nobody to move anything to, or after a few seconds:
-        a stop must not hang on others. From now on the broker stands for no election and answers probes with "going".
+        a stop must not hang on others. Whether they have moved is the result. From now on the broker stands for no
+        election and answers probes with "going"; if it is the controller, it leaves the office in the same delta.
         """
         self._member.leaving = True
         others = [broker for broker in self.image.live_brokers if broker.broker_id != self.broker_id]
         if not others or not self.image.is_live(self.broker_id):
-            return
+            return False
         try:
             await persist(self._leave, clock=self._clock, timeout_s=LEAVE_TIMEOUT_S)
             await self._view.wait_for(lambda image: not image.is_live(self.broker_id), LEAVE_TIMEOUT_S)
         except ApiError as error:
             logger.warning("leadership could not be moved before the stop: %s", error)
+            return False
+        return True
 
     async def _leave(self, left_s: float) -> None:
         if self.is_controller:
-            await within(self._clock, self._fence(self.broker_id, self.broker_epoch), left_s)
+            resigned = self._member.resign({self.broker_id: self.broker_epoch}, "it stops")
+            await within(self._clock, resigned, left_s)
             return
         request = BrokerHeartbeatRequest(
             broker_id=self.broker_id,

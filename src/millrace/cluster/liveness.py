@@ -411,7 +411,8 @@ class Liveness:
             await self._writer.change(self._plan(verdict))
         if verdict.resign:
             # Its own partitions are better led by those who reach each other.
-            await self._member.resign({self._member.broker_id: self._member.broker_epoch})
+            fence = {self._member.broker_id: self._member.broker_epoch}
+            await self._member.resign(fence, "it is cut off from the others")
 
     def _plan(self, verdict: Verdict) -> Callable[[ClusterImage], Plan[None]]:
         def plan(image: ClusterImage) -> Plan[None]:

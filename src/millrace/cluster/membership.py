@@ -32,7 +32,7 @@ from millrace.cluster.elections import plan_brokers, plan_registrations, unclean
 from millrace.cluster.image import ClusterImage
 from millrace.cluster.planning import Plan
 from millrace.cluster.view import MetadataView
-from millrace.cluster.writer import MetadataWriter
+from millrace.cluster.writer import MetadataWriter, not_controller
 from millrace.config import BrokerConfig
 from millrace.errors import ApiError, ErrorCode, MillraceError
 from millrace.metadata.deltas import BrokerRegistered, Change, ClusterCreated, ControllerChanged
@@ -258,12 +258,15 @@ class ClusterMember:
         self._dead = dict(dead)
         self._wake.set()
 
-    async def resign(self, fence: dict[int, int]) -> None:
-        """Leave the office to others for a while; the log says so, and that these brokers are gone."""
+    async def resign(self, fence: dict[int, int], reason: str) -> None:
+        """Leave the office to others for a while; the log says so, and that these brokers are gone.
+
+        ApiError NOT_CONTROLLER where this broker does not hold the office.
+        """
         epoch = self._writer.epoch
         if epoch is None:
-            return
-        logger.warning("broker %d resigns as controller: it is cut off from the others", self.broker_id)
+            raise not_controller()
+        logger.warning("broker %d resigns as controller: %s", self.broker_id, reason)
         self._resigned_until_s = self._clock.monotonic() + RESIGNED_S
         self._clock.call_later(RESIGNED_S, self._wake.set)
 

@@ -44,18 +44,15 @@ async def metadata(context: RequestContext, request: MetadataRequest) -> Metadat
     may ask for the operations allowed on the cluster. Topic ids are answered from v10 and accepted from v12. A leader
     without the listener of this connection is LEADER_NOT_AVAILABLE before v6 and LISTENER_NOT_FOUND from then on.
 
+    While a leader seems to have died and nobody has decided yet, the answer waits for the decision (`presence`).
+
     Not done: authorization; without it every operation is allowed. No REBOOTSTRAP_REQUIRED (v13).
     """
-    wanted = request.topics
-    if wanted is None or (context.version == 0 and not wanted):
-        topics = [_topic(context, topic) for topic in context.broker.image.topics.values()]
-    elif problems := _misuse_of_ids(context.version, wanted):
-        topics = problems
-    elif any(topic.topic_id != ZERO_UUID for topic in wanted):
-        topics = _topics_by_id(context, wanted)
-    else:
-        names = list(dict.fromkeys(topic.name or "" for topic in wanted))
-        topics = await _topics_by_name(context, names, may_create=request.allow_auto_topic_creation)
+    topics = await _topics(context, request)
+    presence = context.broker.presence
+    if presence.doubts and any(_lacks_leader(topic) for topic in topics):
+        await presence.decided()
+        topics = await _topics(context, request)
     if request.include_topic_authorized_operations:
         for topic in topics:
             topic.topic_authorized_operations = TOPIC_OPERATIONS
@@ -72,6 +69,22 @@ async def metadata(context: RequestContext, request: MetadataRequest) -> Metadat
     if request.include_cluster_authorized_operations:
         response.cluster_authorized_operations = CLUSTER_OPERATIONS
     return response
+
+
+async def _topics(context: RequestContext, request: MetadataRequest) -> list[_Topic]:
+    wanted = request.topics
+    if wanted is None or (context.version == 0 and not wanted):
+        return [_topic(context, topic) for topic in context.broker.image.topics.values()]
+    if problems := _misuse_of_ids(context.version, wanted):
+        return problems
+    if any(topic.topic_id != ZERO_UUID for topic in wanted):
+        return _topics_by_id(context, wanted)
+    names = list(dict.fromkeys(topic.name or "" for topic in wanted))
+    return await _topics_by_name(context, names, may_create=request.allow_auto_topic_creation)
+
+
+def _lacks_leader(topic: _Topic) -> bool:
+    return any(partition.error_code == ErrorCode.LEADER_NOT_AVAILABLE for partition in topic.partitions)
 
 
 def _misuse_of_ids(version: int, wanted: Sequence[MetadataRequest.MetadataRequestTopic]) -> list[_Topic]:

@@ -256,11 +256,12 @@ class Fetcher:
             connection.abort()
             return
         self._session = session = _Session(self, connection)
+        connection.when_ended(session.connection_ended)
         try:
             await session.fetch_until_ended()
         finally:
             self._session = None
-            connection.abort()
+            session.end()
 
 
 class _Session:
@@ -284,6 +285,11 @@ class _Session:
         self._ended = True
         self._wake.set()
         self._connection.abort()
+
+    def connection_ended(self) -> None:
+        """Pass on at once that the leader is gone: the next fetch, which would fail, may have to wait for a flush."""
+        if not self._ended:
+            self._owner.lost(self._leader)
 
     async def fetch_until_ended(self) -> None:
         touched: Iterable[_Place] = tuple(self._places.values())

@@ -248,7 +248,7 @@ async def test_a_controller_that_resigns_leaves_the_office_to_others() -> None:
     async with ControlPlane(3) as plane:
         await plane.settled(lambda image: len(image.live_brokers) == 3)
         old = plane.leading
-        await old._member.resign({1: old.broker_epoch})
+        await old._member.resign({1: old.broker_epoch}, "it is told to")
         await plane.settled(lambda image: image.controller_epoch == 2)
         assert plane.leading.broker_id in {2, 3}
         assert not plane.leading.image.is_live(1)
