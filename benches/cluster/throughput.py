@@ -210,7 +210,12 @@ def main(arguments: list[str]) -> int:
         prog="make bench-cluster", description="Compare three brokers of millrace with three of Apache Kafka."
     )
     add_options(parser, name="cluster-throughput", sides="kafka,millrace", rounds=3)
-    parser.add_argument("--records", type=int, default=400_000, help="of 1,000 B in a run; a quarter of that where small batches are flushed")
+    parser.add_argument(
+        "--records",
+        type=int,
+        default=400_000,
+        help="of 1,000 B in a run; a quarter of that where small batches are flushed",
+    )
     parser.add_argument("--warmup-runs", type=int, default=8, help="runs on each side beforehand that are not counted")
     every = (*WORK, CONSUME)
     parser.add_argument("--only", action="append", choices=every, help="may be repeated; all work by default")

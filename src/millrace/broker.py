@@ -70,6 +70,7 @@ class Broker:
         self._tasks: list[asyncio.Task[None]] = []
         self._stops: list[Callable[[], Coroutine[Any, Any, None]]] = []
         """What has been started, in order; `stop` runs it backwards."""
+        self._lingers = True
         self.services: Services | None = None
         self.failure: str | None = None
         """Why the broker cannot go on: another process runs under its id, or the metadata log cannot be read."""
@@ -172,8 +173,12 @@ class Broker:
         # Without services the start had not come far enough to know what is committed: the old checkpoint stays.
         await log_dirs.stop(None if self.services is None else self.services.replicas.high_watermarks())
 
-    async def stop(self) -> None:
-        """Answer what has begun, then put everything on disk. Harmless when nothing was started."""
+    async def stop(self, *, linger: bool = True) -> None:
+        """Answer what has begun, then put everything on disk. Harmless when nothing was started.
+
+        Clients are given a moment to learn who leads now; without `linger` they are not: the whole cluster stops.
+        """
+        self._lingers = linger
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -251,7 +256,7 @@ class Broker:
         twice, and then waits longer before it tries that address again: it would wait just when this broker is back
         and the next one of a rolling restart hands over to it.
         """
-        if await controller.leave():
+        if await controller.leave() and self._lingers:
             await self.clock.sleep(HAND_OVER_S)
 
     async def _stop_listening(self) -> None:

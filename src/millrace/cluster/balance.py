@@ -160,6 +160,13 @@ class _Shares:
     def even_leaders(self) -> None:
         """Put other replicas first where that evens out the preferred leaders; no record has to be copied for it."""
         led: Counter[int] = Counter(replicas[0] for replicas in self.replicas.values())
+        # What one hands over may open a way for another that had none before.
+        while self._even_leaders_once(led):
+            pass
+
+    def _even_leaders_once(self, led: Counter[int]) -> bool:
+        """Let every broker hand over what it can, those first that lead most; whether any did."""
+        done = False
         for source in sorted(self.targets, key=lambda broker: (-led[broker], broker)):
             while (path := self._hand_over(source, led)) is not None:
                 for key, giver, taker in path:
@@ -168,6 +175,8 @@ class _Shares:
                     replicas[0], replicas[other] = taker, giver
                 led[source] -= 1
                 led[path[-1][2]] += 1
+                done = True
+        return done
 
     def _hand_over(self, source: int, led: Counter[int]) -> list[tuple[PartitionKey, int, int]] | None:
         """A chain of leaderships handed on, from `source` to a broker that leads at least two fewer."""

@@ -472,8 +472,7 @@ class Controller:
 
     async def _leave(self, left_s: float) -> None:
         if self.is_controller:
-            resigned = self._member.resign({self.broker_id: self.broker_epoch}, "it stops")
-            await within(self._clock, resigned, left_s)
+            await within(self._clock, self._member.resign({self.broker_id: self.broker_epoch}), left_s)
             return
         request = BrokerHeartbeatRequest(
             broker_id=self.broker_id,

@@ -410,9 +410,9 @@ class Liveness:
             logger.warning("brokers taken for dead: %s, alive again: %s", dict(verdict.fence), dict(verdict.unfence))
             await self._writer.change(self._plan(verdict))
         if verdict.resign:
+            logger.warning("broker %d is cut off from the others", self._member.broker_id)
             # Its own partitions are better led by those who reach each other.
-            fence = {self._member.broker_id: self._member.broker_epoch}
-            await self._member.resign(fence, "it is cut off from the others")
+            await self._member.resign({self._member.broker_id: self._member.broker_epoch})
 
     def _plan(self, verdict: Verdict) -> Callable[[ClusterImage], Plan[None]]:
         def plan(image: ClusterImage) -> Plan[None]:

@@ -258,7 +258,7 @@ class ClusterMember:
         self._dead = dict(dead)
         self._wake.set()
 
-    async def resign(self, fence: dict[int, int], reason: str) -> None:
+    async def resign(self, fence: dict[int, int]) -> None:
         """Leave the office to others for a while; the log says so, and that these brokers are gone.
 
         ApiError NOT_CONTROLLER where this broker does not hold the office.
@@ -266,7 +266,7 @@ class ClusterMember:
         epoch = self._writer.epoch
         if epoch is None:
             raise not_controller()
-        logger.warning("broker %d resigns as controller: %s", self.broker_id, reason)
+        logger.info("broker %d resigns as controller", self.broker_id)
         self._resigned_until_s = self._clock.monotonic() + RESIGNED_S
         self._clock.call_later(RESIGNED_S, self._wake.set)
 

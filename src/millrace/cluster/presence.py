@@ -21,6 +21,8 @@ from millrace.metadata.deltas import BrokerFenced, BrokerRegistered, ChangeSet
 
 LISTED_AFTER_FENCED_S: Final = 3.0
 DOUBTED_S: Final = 1.0
+NEWS_S: Final = 0.005
+"""A dying process ends its newest connections first: clients may know of its death some milliseconds before brokers."""
 HELD_S: Final = 0.4
 """How long an answer waits for a decision, which takes about 0.1 s: what comes later on the connection waits, too."""
 
@@ -66,6 +68,11 @@ class Presence:
     def doubts(self) -> bool:
         """Whether anybody is doubted."""
         return any(self.is_doubted(broker_id) for broker_id in self._lost_at)
+
+    async def news(self, image: ClusterImage) -> None:
+        """Before a leader is named: let the news of its death arrive, if that is why somebody asks."""
+        if len(image.live_brokers) > 1:
+            await self._clock.sleep(NEWS_S)
 
     async def decided(self) -> None:
         """Return once nobody is doubted, or after `HELD_S`."""

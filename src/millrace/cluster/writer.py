@@ -83,7 +83,7 @@ class MetadataWriter:
         if new.controller_epoch > self.epoch:
             self.end(f"broker {new.controller_id} has epoch {new.controller_epoch}")
         elif new.controller_id == NO_BROKER:
-            self.end("it resigned")
+            self.end()
         else:
             self.is_open = True
 

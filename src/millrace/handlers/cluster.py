@@ -44,12 +44,15 @@ async def metadata(context: RequestContext, request: MetadataRequest) -> Metadat
     may ask for the operations allowed on the cluster. Topic ids are answered from v10 and accepted from v12. A leader
     without the listener of this connection is LEADER_NOT_AVAILABLE before v6 and LISTENER_NOT_FOUND from then on.
 
-    While a leader seems to have died and nobody has decided yet, the answer waits for the decision (`presence`).
+    While a leader seems to have died and nobody has decided yet, the answer waits for the decision (`presence`); where
+    there are several brokers, one about given topics takes some milliseconds, in which that may turn out.
 
     Not done: authorization; without it every operation is allowed. No REBOOTSTRAP_REQUIRED (v13).
     """
-    topics = await _topics(context, request)
     presence = context.broker.presence
+    if request.topics:
+        await presence.news(context.broker.image)
+    topics = await _topics(context, request)
     if presence.doubts and any(_lacks_leader(topic) for topic in topics):
         await presence.decided()
         topics = await _topics(context, request)

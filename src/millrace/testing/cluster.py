@@ -209,14 +209,14 @@ class Cluster:
         # Not `broker.bootstrap`: a test may advertise another address, for a proxy in between.
         self._ports[broker_id] = broker.port
 
-    async def _stop_broker(self, broker_id: int) -> None:
+    async def _stop_broker(self, broker_id: int, *, linger: bool = True) -> None:
         broker = self._brokers.pop(broker_id, None)
         if broker is not None:
-            await broker.stop()
+            await broker.stop(linger=linger)
 
     async def _stop_brokers(self) -> None:
         for broker_id in list(self._brokers):
-            await self._stop_broker(broker_id)
+            await self._stop_broker(broker_id, linger=False)
 
     async def _restart(self) -> None:
         await self._stop_brokers()

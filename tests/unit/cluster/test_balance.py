@@ -111,6 +111,13 @@ def test_a_move_under_way_counts_as_done() -> None:
     assert plan_balance(image, brokers_in={1, 2}, drain=set()) == []
 
 
+def test_leaders_are_even_in_one_go() -> None:
+    image = with_topics(cluster_of(1, 2, 3, 4, racks={1: "a"}), [[(1, 2, 3)] * 12])
+    after = moved(image, plan_balance(image, brokers_in={1, 2, 3, 4}, drain=set()))
+    assert Counter(held[0] for held in replicas(after).values()) == dict.fromkeys((1, 2, 3, 4), 3)
+    assert plan_balance(after, brokers_in={1, 2, 3, 4}, drain=set()) == []
+
+
 @st.composite
 def clusters(draw: st.DrawFn) -> tuple[ClusterImage, set[int], set[int]]:
     brokers = draw(st.integers(2, 6))

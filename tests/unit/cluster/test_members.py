@@ -248,7 +248,7 @@ async def test_a_controller_that_resigns_leaves_the_office_to_others() -> None:
     async with ControlPlane(3) as plane:
         await plane.settled(lambda image: len(image.live_brokers) == 3)
         old = plane.leading
-        await old._member.resign({1: old.broker_epoch}, "it is told to")
+        await old._member.resign({1: old.broker_epoch})
         await plane.settled(lambda image: image.controller_epoch == 2)
         assert plane.leading.broker_id in {2, 3}
         assert not plane.leading.image.is_live(1)
@@ -338,7 +338,7 @@ async def test_a_broker_that_leaves_hands_over_first() -> None:
         await plane.leading.create_topics([NewTopic("t", 6, 3)])
         for broker_id in (3, 1):  # one that is not the controller, and the one that is
             controller = plane.controllers[broker_id]
-            await controller.leave()
+            assert await controller.leave()
             assert not controller.image.is_live(broker_id) and not list(controller.image.led_by(broker_id))
             answer = await controller.heartbeat(broker_id, controller.broker_epoch)
             assert answer.error is ErrorCode.BROKER_NOT_AVAILABLE
@@ -347,7 +347,7 @@ async def test_a_broker_that_leaves_hands_over_first() -> None:
         last = plane.controllers[2]
         assert all(state.leader == 2 for _, _, state in last.image.partitions())
         index = last.image.index
-        await last.leave()  # there is nobody to hand over to
+        assert not await last.leave()  # there is nobody to hand over to
         assert last.image.index == index
 
 
@@ -356,7 +356,16 @@ async def test_leaving_does_not_hang_where_nobody_answers(monkeypatch: pytest.Mo
     async with ControlPlane(2) as plane:
         await plane.servers[1].close()
         async with asyncio.timeout(20):
-            await plane.controllers[2].leave()
+            assert not await plane.controllers[2].leave()
+
+
+async def test_a_controller_that_leaves_gives_up_the_office_while_it_still_runs() -> None:
+    async with ControlPlane(3) as plane:
+        await plane.settled(lambda image: len(image.live_brokers) == 3)
+        leaving = plane.leading
+        assert await leaving.leave()
+        await leaving.wait_for_image(lambda image: image.is_live(image.controller_id), 20)
+        assert not leaving.is_controller and leaving.image.controller_id != leaving.broker_id
 
 
 async def test_requests_wait_for_the_next_controller() -> None:

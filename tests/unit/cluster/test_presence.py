@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from millrace.clock import ManualClock
 from millrace.cluster.image import ClusterImage
-from millrace.cluster.presence import DOUBTED_S, LISTED_AFTER_FENCED_S, Presence
+from millrace.cluster.presence import DOUBTED_S, HELD_S, LISTED_AFTER_FENCED_S, Presence
 from millrace.metadata.deltas import BrokerFenced, BrokerRegistered, ChangeSet
 from support.metadata import ENDPOINT, cluster_of
 
@@ -58,3 +60,34 @@ def test_a_decision_or_an_answer_ends_the_doubt() -> None:
     assert not rig.presence.is_doubted(2)
     rig.presence.lost(2)
     assert rig.presence.is_doubted(2)
+
+
+async def test_nobody_waits_where_nobody_is_doubted() -> None:
+    rig = Rig()
+    await rig.presence.decided()
+    rig.presence.lost(2)
+    rig.clock.advance(DOUBTED_S)
+    await rig.presence.decided()
+
+
+async def test_a_decision_about_everybody_in_doubt_ends_the_wait() -> None:
+    rig = Rig()
+    rig.presence.lost(2)
+    rig.presence.lost(3)
+    waits = asyncio.create_task(rig.presence.decided())
+    await asyncio.sleep(0)
+    rig.apply(BrokerFenced(2, 102, fenced=True))
+    await asyncio.sleep(0)
+    assert rig.presence.doubts and not waits.done()
+    rig.presence.reached(3)
+    await waits
+
+
+async def test_the_wait_for_a_decision_has_an_end() -> None:
+    rig = Rig()
+    rig.presence.lost(2)
+    waits = asyncio.create_task(rig.presence.decided())
+    await asyncio.sleep(0)
+    rig.clock.advance(HELD_S)
+    await waits
+    assert rig.presence.doubts

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from typing import Any
 from unittest.mock import AsyncMock
 
 import pytest
 
-from millrace.cluster.planning import NewTopic
+from millrace.cluster.planning import NewTopic, Plan
 from millrace.errors import ApiError, ErrorCode
 from millrace.handlers.cluster import describe_cluster, describe_topic_partitions, metadata
 from millrace.handlers.registry import load
-from millrace.metadata.deltas import BrokerRegistered, Change, Endpoint, PartitionState, TopicCreated
+from millrace.metadata.deltas import (
+    BrokerFenced,
+    BrokerRegistered,
+    Change,
+    Endpoint,
+    PartitionChanged,
+    PartitionState,
+    TopicCreated,
+)
 from millrace.model import ZERO_UUID, new_topic_id
 from millrace.wire.keys import ApiKey
 from millrace.wire.messages.cluster import (
@@ -280,3 +289,47 @@ async def test_pages_tell_of_missing_leaders() -> None:
         (each.error_code, each.leader_id, each.leader_epoch, each.offline_replicas)
         for each in response.topics[0].partitions
     ] == [(0, 1, 3, [2]), (gone, -1, 4, [2]), (gone, -1, 5, [2])]
+
+
+@pytest.mark.parametrize("wanted", [None, named("a")])
+async def test_an_answer_waits_for_the_decision_about_a_leader_that_seems_dead(wanted: Any) -> None:
+    topic_id = new_topic_id()
+    states = [PartitionState((2, 3), (2, 3), leader, 0, 0) for leader in (2, 3)]
+    on = deciding(cluster_of(1, 2, 3).apply((TopicCreated("a", topic_id, tuple(states)),)))
+    presence = on.services.presence
+    presence.lost(2)
+    answer = asyncio.create_task(on.call(metadata, MetadataRequest(topics=wanted), 12))
+    while not presence._undecided:
+        await asyncio.sleep(0)
+    assert not answer.done()
+    led_by_3 = PartitionChanged(topic_id, 0, PartitionState((2, 3), (3,), 3, 1, 1))
+    decision = (BrokerFenced(2, 102, fenced=True), led_by_3)
+    before = on.controller.image
+    await on.controller.change(lambda _image: Plan(None, decision))
+    presence.follow(before, on.controller.image, decision)
+    (topic,) = (await answer).topics
+    assert [(p.error_code, p.leader_id, p.leader_epoch) for p in topic.partitions] == [(0, 3, 1), (0, 3, 0)]
+
+
+async def test_the_news_of_a_death_may_come_a_moment_after_the_question() -> None:
+    state = PartitionState((2, 3), (2, 3), 2, 0, 0)
+    on = deciding(cluster_of(1, 2, 3).apply((TopicCreated("a", new_topic_id(), (state,)),)))
+    presence = on.services.presence
+    answer = asyncio.create_task(on.call(metadata, MetadataRequest(topics=named("a")), 12))
+    await asyncio.sleep(0)
+    presence.lost(2)
+    while not presence._undecided:
+        await asyncio.sleep(0)
+    assert not answer.done()
+    presence.reached(2)
+    (topic,) = (await answer).topics
+    assert topic.partitions[0].leader_id == 2
+
+
+async def test_an_answer_about_other_leaders_does_not_wait() -> None:
+    state = PartitionState((3,), (3,), 3, 0, 0)
+    on = deciding(cluster_of(1, 2, 3).apply((TopicCreated("a", new_topic_id(), (state,)),)))
+    on.services.presence.lost(2)
+    (topic,) = (await on.call(metadata, MetadataRequest(topics=named("a")), 12)).topics
+    assert topic.partitions[0].leader_id == 3
+    assert on.services.presence.doubts

@@ -10,6 +10,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 
+from millrace.replication.partition import Partition
 from millrace.testing import Cluster
 
 PARTITIONS = 3
@@ -159,3 +160,25 @@ def ends(cluster: Cluster) -> list[tuple[int, int]]:
         return [consumer.get_watermark_offsets(TopicPartition("t", each), timeout=20) for each in range(PARTITIONS)]
     finally:
         consumer.close()
+
+
+def test_a_lost_leader_is_noticed_while_a_follower_waits_for_its_disk(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    services = {broker_id: broker.services for broker_id, broker in cluster._brokers.items() if broker.services}
+    leader = next(broker_id for broker_id, each in services.items() if each.replicas.led("t", 0))
+    monkeypatch.setattr(Partition, "is_flushed", property(lambda self: self.is_leader or not self.log.end_offset))
+    producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "acks": 1, "log_level": 0})
+    producer.produce("t", b"x", partition=0)
+    assert producer.flush(20) == 0
+    held = [each.replicas.held("t", 0) for each in services.values()]
+    wait_until(lambda: all(each is not None and each.log.end_offset == 1 for each in held))
+
+    async def break_connections() -> None:
+        for listener in cluster._brokers[leader]._listeners:
+            for connection in tuple(listener.connections):
+                connection.abort()
+
+    cluster._on_loop(break_connections())
+    followers = [each for broker_id, each in services.items() if broker_id != leader]
+    wait_until(lambda: all(each.presence.is_doubted(leader) for each in followers), timeout_s=0.9)
