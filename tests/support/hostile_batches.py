@@ -19,6 +19,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from millrace.errors import ApiError
+from millrace.model import TopicPartition
 from millrace.records.batch import HEADER_BYTES, LOG_OVERHEAD_BYTES, TimestampType, read_header, split, with_crc
 from millrace.records.compression import Codec, compress
 from millrace.records.control import EndMarker, MarkerType, encode_end_marker
@@ -146,11 +147,9 @@ def read(way: Any, data: bytes, **options: Any) -> Any:
             array = getattr(chunk, name)
             if array is not None:
                 array.validate(full=True)
-    table = pa.Table.from_batches(
-        [chunk.to_batch("t", 0, include_headers=options["include_headers"]) for chunk in chunks],
-        columns.SCHEMA_WITH_HEADERS if options["include_headers"] else columns.SCHEMA,
-    )
-    return table, next_offset
+    place = columns.PlaceColumns(TopicPartition("t", 0))
+    tables = [pa.table(chunk.by_name(place, include_headers=options["include_headers"])) for chunk in chunks]
+    return pa.concat_tables(tables) if tables else None, next_offset
 
 
 def compiled(data: bytes, *, aborted: Any, read_committed: bool, **options: Any) -> Any:

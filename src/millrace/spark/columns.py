@@ -26,7 +26,9 @@ import pyarrow as pa
 from crc32c import crc32c
 
 from millrace.errors import ApiError, ErrorCode
+from millrace.model import TopicPartition
 from millrace.records.batch import (
+    CODEC_MASK,
     CONTROL_BIT,
     CRC_START,
     HEADER_BYTES,
@@ -55,7 +57,7 @@ DEFAULT_MAX_BATCH_BYTES: Final = 256 * 1024 * 1024
 """What one record batch may decompress to: far more than brokers are set to take, and bounded."""
 _MAX_ARROW_BYTES: Final = 2**31 - 1
 _TABLE_ROWS: Final = 1024
-_CODEC_MASK: Final = 0x07
+_PLACE_ROWS: Final = 4096
 _MAGIC_BYTE: Final = 16
 _MAX_OFFSET: Final = 2**62
 _MAX_TIMESTAMP_MS: Final = 2**53
@@ -64,18 +66,6 @@ TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 HEADER: Final = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
 HEADERS: Final = pa.list_(pa.field("element", HEADER))
 """Types and names as Spark maps its own to Arrow."""
-SCHEMA: Final = pa.schema(
-    [
-        pa.field("key", pa.binary()),
-        pa.field("value", pa.binary()),
-        pa.field("topic", pa.string()),
-        pa.field("partition", pa.int32()),
-        pa.field("offset", pa.int64()),
-        pa.field("timestamp", TIMESTAMP),
-        pa.field("timestampType", pa.int32()),
-    ]
-)
-SCHEMA_WITH_HEADERS: Final = SCHEMA.append(pa.field("headers", HEADERS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,21 +83,40 @@ class RecordColumns:
     def count(self) -> int:
         return len(self.offset)
 
-    def to_batch(self, topic: str, partition: int, *, include_headers: bool) -> pa.RecordBatch:
+    def by_name(self, place: PlaceColumns, *, include_headers: bool) -> dict[str, pa.Array]:
         """The columns that Spark's Kafka source has, in its order."""
-        columns = [
-            self.key,
-            self.value,
-            pa.repeat(pa.scalar(topic, pa.string()), self.count),
-            pa.repeat(pa.scalar(partition, pa.int32()), self.count),
-            self.offset,
-            self.timestamp,
-            self.timestamp_type,
-        ]
-        if not include_headers:
-            return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
-        headers = pa.nulls(self.count, HEADERS) if self.headers is None else self.headers
-        return pa.RecordBatch.from_arrays([*columns, headers], schema=SCHEMA_WITH_HEADERS)
+        count = self.count
+        topic, partition = place.cut(count)
+        found = {
+            "key": self.key,
+            "value": self.value,
+            "topic": topic,
+            "partition": partition,
+            "offset": self.offset,
+            "timestamp": self.timestamp,
+            "timestampType": self.timestamp_type,
+        }
+        if include_headers:
+            found["headers"] = pa.nulls(count, HEADERS) if self.headers is None else self.headers
+        return found
+
+
+class PlaceColumns:
+    """The two columns that say the same in every row of a partition: made once, and cut to length for each batch."""
+
+    def __init__(self, partition: TopicPartition) -> None:
+        self.partition = partition
+        self._make(_PLACE_ROWS)
+
+    def cut(self, rows: int) -> tuple[pa.Array, pa.Array]:
+        """Topic and partition of so many rows; they share their memory with all others."""
+        if rows > len(self._topics):
+            self._make(1 << rows.bit_length())
+        return self._topics.slice(0, rows), self._numbers.slice(0, rows)
+
+    def _make(self, rows: int) -> None:
+        self._topics = pa.repeat(pa.scalar(self.partition.topic, pa.string()), rows)
+        self._numbers = pa.repeat(pa.scalar(self.partition.partition, pa.int32()), rows)
 
 
 def decode(
@@ -255,9 +264,10 @@ def _decode_compiled(
 
 def _rows_in_range(kernels: ModuleType, table: Int64s, view: memoryview, wanted: _Wanted) -> Int64s:
     """The rows of the table whose records are asked for, with their CRCs checked; no batch is hidden."""
-    left_out = (table[:, kernels.LAST_OFFSET] < wanted.start_offset) | (table[:, kernels.ATTRIBUTES] & CONTROL_BIT != 0)
-    if left_out.any():
-        table = table[~left_out]
+    plain, _, _ = kernels.measure_batches(table, 0, len(table), wanted.start_offset)
+    if not plain:
+        outside, attributes = table[:, kernels.LAST_OFFSET] < wanted.start_offset, table[:, kernels.ATTRIBUTES]
+        table = table[~(outside | (attributes & CONTROL_BIT != 0))]
     if wanted.check_crcs:
         begins = (table[:, kernels.START] - (HEADER_BYTES - CRC_START)).tolist()
         ends, crcs = table[:, kernels.END].tolist(), table[:, kernels.CRC].tolist()
@@ -288,12 +298,12 @@ def _sections(
     """The records of these rows: runs of uncompressed batches as they lie in `data`, others decompressed one by one."""
     if not len(table):
         return
-    sizes = table[:, kernels.END] - table[:, kernels.START]
-    codecs = table[:, kernels.ATTRIBUTES] & _CODEC_MASK
-    total_bytes, max_section_bytes, chunk_bytes = int(sizes.sum()), wanted.max_section_bytes, wanted.chunk_bytes
-    if total_bytes < min(chunk_bytes, max_section_bytes) and not codecs.any():  # the usual case, without a loop
+    max_section_bytes, chunk_bytes = wanted.max_section_bytes, wanted.chunk_bytes
+    plain, total_bytes, _ = kernels.measure_batches(table, 0, len(table), wanted.start_offset)
+    if plain and total_bytes < min(chunk_bytes, max_section_bytes):  # the usual case, without a loop
         yield _Section(data, table, 0, len(table)), total_bytes
         return
+    codecs = table[:, kernels.ATTRIBUTES] & CODEC_MASK
     starts, ends, no_codec = table[:, kernels.START].tolist(), table[:, kernels.END].tolist(), int(Codec.NONE)
     run, run_bytes = 0, 0
     for row, (start, end, codec) in enumerate(zip(starts, ends, codecs.tolist(), strict=True)):
@@ -344,7 +354,7 @@ class _Column:
 
 
 def _all_valid(rows: int) -> Bytes:
-    return np.full((rows + 7) >> 3, 0xFF, np.uint8)
+    return _as_array(bytearray(b"\xff") * ((rows + 7) >> 3))
 
 
 def _decode_sections(kernels: ModuleType, sections: list[_Section], wanted: _Wanted) -> list[RecordColumns]:
@@ -352,12 +362,9 @@ def _decode_sections(kernels: ModuleType, sections: list[_Section], wanted: _Wan
     capacity = 0
     size_bytes = 0
     for section in sections:
-        table = section.table[section.first : section.last]
-        sizes = table[:, kernels.END] - table[:, kernels.START]
-        size_bytes += int(sizes.sum())
-        # A count is only believed as far as the bytes can hold it: the kernel refuses the batch otherwise.
-        counts = np.minimum(table[:, kernels.COUNT], sizes // kernels.MIN_RECORD_BYTES)
-        capacity += int(np.maximum(counts, 0).sum())
+        _, section_bytes, section_rows = kernels.measure_batches(section.table, section.first, section.last, 0)
+        size_bytes += section_bytes
+        capacity += section_rows
     keys, values = _Column(capacity, size_bytes), _Column(capacity, size_bytes)
     offsets, timestamps, types = (
         np.empty(capacity, np.int64),

@@ -29,7 +29,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from millrace.errors import ConfigError, MillraceError
 from millrace.model import TopicPartition
-from millrace.spark.columns import RecordColumns
+from millrace.spark.columns import PlaceColumns, RecordColumns
 from millrace.spark.options import CORRUPT, ValueFormat, ValueMode, ValueOptions
 
 Converter: TypeAlias = Callable[[Any], Any]
@@ -48,6 +48,7 @@ class BatchMaker:
     def __init__(self, schema: sql.StructType, value: ValueOptions) -> None:
         self.names = tuple(schema.fieldNames())
         self._schema = arrow_schema(schema)
+        self._place: PlaceColumns | None = None
         self._json: JsonValues | None = None
         if value.format is ValueFormat.JSON and not {"value", CORRUPT}.isdisjoint(self.names):
             # Without a value column there is nothing to match: only what is not a JSON object is corrupt then.
@@ -56,8 +57,9 @@ class BatchMaker:
             self._json = JsonValues(fields, value.mode)
 
     def __call__(self, columns: RecordColumns, partition: TopicPartition) -> pa.RecordBatch:
-        batch = columns.to_batch(partition.topic, partition.partition, include_headers="headers" in self.names)
-        found = dict(zip(batch.schema.names, batch.columns, strict=True))
+        if self._place is None or self._place.partition != partition:
+            self._place = PlaceColumns(partition)
+        found = columns.by_name(self._place, include_headers="headers" in self.names)
         if self._json is not None:
             try:
                 found["value"], found[CORRUPT] = self._json.read(columns.value)

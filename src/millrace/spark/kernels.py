@@ -22,7 +22,7 @@ import numba.core.cgutils
 import numba.extending
 import numpy as np
 
-from millrace.records.batch import HEADER_BYTES, LOG_OVERHEAD_BYTES, TIMESTAMP_TYPE_BIT
+from millrace.records.batch import CODEC_MASK, CONTROL_BIT, HEADER_BYTES, LOG_OVERHEAD_BYTES, TIMESTAMP_TYPE_BIT
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +42,7 @@ MAX_OFFSET: Final = 1 << 62
 MAX_TIMESTAMP_MS: Final = 1 << 53
 """The largest power of two whose microseconds fit 64 bits."""
 MAX_RECORD_BYTES: Final = (1 << 31) - 1
+NOT_PLAIN_BITS: Final = CODEC_MASK | CONTROL_BIT
 
 # The columns of the table of batches.
 START, END, BASE_OFFSET, LAST_OFFSET, ATTRIBUTES, PRODUCER_ID, CRC, BASE_TIMESTAMP, MAX_TIMESTAMP, COUNT = range(10)
@@ -239,6 +240,25 @@ def walk_batches(data: Any, pos: Any, table: Any, end_offset: Any) -> Any:
         count += 1
         pos = stop
     return count, pos, np.int64(DONE)
+
+
+@_compiled(types.UniTuple(_I64, 3)(_TABLE, _I64, _I64, _I64))
+def measure_batches(table: Any, first: Any, last: Any, start_offset: Any) -> Any:
+    """Of the rows `first` to `last`: whether all are plain, the bytes of their records, and how many those can be.
+
+    Plain is a batch that is neither control nor compressed and does not end before `start_offset`. A batch's count is
+    only believed as far as its bytes can hold it: the decoder refuses it otherwise.
+    """
+    plain = np.int64(1)
+    size_bytes = np.int64(0)
+    capacity = np.int64(0)
+    for row in range(first, last):
+        if table[row, ATTRIBUTES] & NOT_PLAIN_BITS or table[row, LAST_OFFSET] < start_offset:
+            plain = np.int64(0)
+        size = table[row, END] - table[row, START]
+        size_bytes += size
+        capacity += max(min(table[row, COUNT], size // MIN_RECORD_BYTES), 0)
+    return plain, size_bytes, capacity
 
 
 @_compiled(

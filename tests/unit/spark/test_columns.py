@@ -12,13 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millrace.errors import ApiError, ErrorCode
+from millrace.model import TopicPartition
 from millrace.records.batch import TimestampType, read_header
 from millrace.records.compression import Codec
 from millrace.records.control import EndMarker, MarkerType, encode_end_marker
 from millrace.records.decode import Header, Record
 from millrace.records.encode import encode_batch
 from millrace.spark import columns
-from millrace.spark.columns import RecordColumns, decode, decode_in_python
+from millrace.spark.columns import PlaceColumns, RecordColumns, decode, decode_in_python
 from millrace.spark.compiled import load_kernels
 from support.batches import NOW_MS, batch, with_header, with_payload
 
@@ -248,7 +249,8 @@ def test_the_batch_is_what_spark_expects_of_this_schema(include_headers: bool) -
         schema = schema.add("headers", ArrayType(StructType().add("key", StringType()).add("value", BinaryType())))
     expected = to_arrow_schema(schema, timezone="UTC")
     chunks, _ = decode(batch(3), start_offset=0, end_offset=3, include_headers=include_headers)
-    made = chunks[0].to_batch("t", 4, include_headers=include_headers)
+    place = PlaceColumns(TopicPartition("t", 4))
+    made = pa.table(chunks[0].by_name(place, include_headers=include_headers))
     assert expected.equals(made.schema)
     assert str(expected) == str(made.schema)
     made.validate(full=True)
@@ -258,7 +260,28 @@ def test_the_batch_is_what_spark_expects_of_this_schema(include_headers: bool) -
 
 def test_headers_that_were_not_decoded_are_null_in_a_batch_that_has_them() -> None:
     chunks, _ = decode(batch(2), start_offset=0, end_offset=2, include_headers=False)
-    assert chunks[0].to_batch("t", 0, include_headers=True).column("headers").to_pylist() == [None, None]
+    place = PlaceColumns(TopicPartition("t", 0))
+    assert chunks[0].by_name(place, include_headers=True)["headers"].to_pylist() == [None, None]
+
+
+def test_the_columns_of_the_place_are_as_long_as_asked_in_whatever_order() -> None:
+    place = PlaceColumns(TopicPartition("töpic", 7))
+    for rows in (3, 0, 5000, 4096, 100_000, 1):
+        topics, numbers = place.cut(rows)
+        topics.validate(full=True)
+        assert topics.to_pylist() == ["töpic"] * rows
+        assert numbers.to_pylist() == [7] * rows
+
+
+def test_what_is_sent_of_a_cut_column_is_the_cut() -> None:
+    """A short batch must not carry the whole column that it was cut from to Spark."""
+    topics, numbers = PlaceColumns(TopicPartition("t" * 200, 7)).cut(2)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, pa.schema([("topic", pa.string()), ("partition", pa.int32())])) as writer:
+        writer.write_batch(pa.RecordBatch.from_arrays([topics, numbers], ["topic", "partition"]))
+    sent = sink.getvalue()
+    assert len(sent) < 2000
+    assert pa.ipc.open_stream(sent).read_all().to_pydict() == {"topic": ["t" * 200] * 2, "partition": [7, 7]}
 
 
 # --- damage -----------------------------------------------------------------------------------------------------------

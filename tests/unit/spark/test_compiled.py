@@ -72,7 +72,8 @@ def test_a_cached_kernel_is_not_compiled_again() -> None:
     assert kernels is not None
     program = """
 from millrace.spark import kernels
-for kernel in (kernels.walk_batches, kernels.decode_records, kernels.copy_headers, kernels.encode_records):
+for name in ("walk_batches", "measure_batches", "decode_records", "copy_headers", "encode_records"):
+    kernel = getattr(kernels, name)
     assert sum(kernel.stats.cache_hits.values()) == 1 and not kernel.stats.cache_misses, kernel.stats
     assert len(kernel.signatures) == 1 and not kernel._can_compile
 """
