@@ -36,6 +36,16 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session.stop()
 
 
+@pytest.fixture(autouse=True)
+def active_session(request: pytest.FixtureRequest) -> None:
+    """Spark looks for a Python data source in the session that is active in the JVM's thread, and a write does not make
+    its own session that; py4j may serve this thread by another one of the JVM than it did before."""
+    if "spark" in request.fixturenames:
+        session: SparkSession = request.getfixturevalue("spark")
+        assert session._jvm is not None
+        session._jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(session._jsparkSession)
+
+
 @pytest.fixture(scope="session")
 def bootstrap() -> Iterator[str]:
     """A broker for the whole run, ours or an external one; tests use topics of their own."""

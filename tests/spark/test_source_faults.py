@@ -108,7 +108,7 @@ def test_a_driver_killed_between_write_and_commit(
         [sys.executable, "-m", "support.stream_driver", bootstrap, topic, str(tmp_path), "1"],
         env=environment,
         cwd=tmp_path,
-        timeout=TIMEOUT_S,
+        timeout=3 * TIMEOUT_S,  # it starts a JVM of its own
         check=False,
         capture_output=True,
     )
