@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 from millrace.errors import ApiError, ErrorCode
 from millrace.metadata.deltas import PartitionState
 from millrace.model import NO_BROKER, NO_EPOCH
-from millrace.records.batch import split
+from millrace.records.batch import read_header, split
 from millrace.replication import isr
 from millrace.replication.isr import Follower
 from millrace.replication.watermark import Reached, Watcher, Watermark
@@ -381,7 +381,13 @@ class Partition:
             raise ApiError(ErrorCode.FENCED_LEADER_EPOCH, f"leader epoch {leader_epoch} is over")
         log = self.log
         for piece in _pieces(records, log.end_offset, log.config.segment_bytes):
+            start_offset = log.start_offset
+            if log.end_offset == start_offset and (first := read_header(piece).base_offset) < start_offset:
+                # The leader's log begins within this batch: so does this one, which has nothing yet.
+                log.reset_to(first)
             log.append_as_follower(piece)
+            if log.start_offset < start_offset:
+                log.delete_records_before(start_offset)
 
     def follow_leader_marks(self, high_watermark: int, start_offset: int) -> None:
         """Take over what the leader says is committed, and where its log begins."""

@@ -112,6 +112,23 @@ def test_a_log_that_diverged_is_cut_where_the_epochs_part(trio: tuple[Replica, R
     assert one.log.latest_epoch == 5
 
 
+def test_a_log_that_begins_within_a_batch_can_be_followed(trio: tuple[Replica, Replica, Replica]) -> None:
+    one, two, three = trio
+    one.partition.append(batch(5))
+    for follower in (two, three, two, three):
+        follower.fetch_from(one)
+    one.partition.delete_records_before(3)
+    three.partition.restart_at(one.log.start_offset)  # as one does that is new, or was away for too long
+    three.fetch_from(one)
+    assert (three.log.start_offset, three.log.end_offset) == (3, 5)
+    assert three.partition.high_watermark.offset == 5
+    assert three.content() == one.content()
+    one.partition.append(batch(2))
+    three.fetch_from(one)
+    assert three.log.end_offset == 7
+    assert three.content() == one.content()
+
+
 def test_an_epoch_without_records_does_not_keep_a_follower_out(trio: tuple[Replica, Replica, Replica]) -> None:
     one, two, three = trio
     one.partition.append(batch(5))
