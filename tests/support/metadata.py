@@ -139,13 +139,8 @@ class ExpiringStore(EmbeddedStore):
 
     def lapse(self) -> None:
         """The ensemble ends the session; the broker learns of it by `expire`."""
-        database = self.database
-        for broker_id in [broker_id for broker_id, owner in database.owners.items() if owner is self]:
-            del database.owners[broker_id], database.members[broker_id]
-            if database.controller_id == broker_id:
-                database.controller_id = None
         self._lapsed |= self._epochs
-        database.announce()
+        self.database.release(self)
 
     def expire(self) -> None:
         self.lapse()

@@ -109,6 +109,14 @@ class Database:
             raise StorageError(f"metadata store {self.path or 'in memory'} is closed")
         return self._connection
 
+    def release(self, session: object) -> None:
+        """A session ends: what it registered goes, and the office, if it holds that."""
+        for broker_id in [broker_id for broker_id, owner in self.owners.items() if owner is session]:
+            del self.owners[broker_id], self.members[broker_id]
+        if self.controller_owner is session:
+            self.controller_id = self.controller_owner = None
+        self.announce()
+
     def announce(self) -> None:
         """Wake everybody who waits for a delta or a member."""
         news, self._news = self._news, asyncio.Event()
@@ -166,13 +174,8 @@ class EmbeddedStore:
         if not self._opened:
             return
         self._opened = False
-        database = self.database
-        for broker_id in [broker_id for broker_id, owner in database.owners.items() if owner is self]:
-            del database.owners[broker_id], database.members[broker_id]
-        if database.controller_owner is self:
-            database.controller_id = database.controller_owner = None
-        database.announce()
-        await database.detach()
+        self.database.release(self)
+        await self.database.detach()
 
     async def register(self, registration: BrokerRegistration) -> int:
         database = self.database
