@@ -81,8 +81,8 @@ def test_a_python_worker_killed_in_the_middle(
     done = str(tmp_path / "killed")
 
     def kill_once(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The worker that takes the source's batches dies, and with its task the source's own. Only a worker that is at
-        work: Spark takes one that was killed while idle for a living one until it is reaped, and the retry fails."""
+        """The worker that takes the source's batches dies while the source reads. No idle one is killed: Spark takes
+        such a worker for a living one until it is reaped, and the retry fails."""
         for batch in batches:
             yield batch
             try:
