@@ -28,6 +28,7 @@ from typing import Final, NamedTuple
 from crc32c import crc32c
 
 from millrace.errors import ApiError, ErrorCode
+from millrace.model import NO_TIMESTAMP
 from millrace.records.compression import Buffer, Codec
 
 HEADER: Final = struct.Struct(">qiibIhiqqqhii")
@@ -93,6 +94,16 @@ class BatchHeader(NamedTuple):
     @property
     def next_offset(self) -> int:
         return self.base_offset + self.last_offset_delta + 1
+
+    @property
+    def largest_timestamp_ms(self) -> int:
+        """Of its records: -1 for a batch that compaction has emptied, whatever time it still carries."""
+        return self.max_timestamp_ms if self.count else NO_TIMESTAMP
+
+    @property
+    def delete_horizon_ms(self) -> int | None:
+        """When tombstones of the batch may go (KIP-534); compaction puts it in the place of the base timestamp."""
+        return self.base_timestamp_ms if self.attributes & DELETE_HORIZON_BIT else None
 
     @property
     def codec_id(self) -> int:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from millrace.errors import ApiError, ErrorCode
 from millrace.records.batch import HEADER_BYTES, LOG_OVERHEAD_BYTES, BatchHeader, TimestampType, read_header
@@ -52,7 +53,7 @@ def records_section(batch: Buffer, max_bytes: int = DEFAULT_MAX_BYTES) -> tuple[
     return header, bytes(records) if isinstance(records, memoryview) else records
 
 
-def _varint(data: bytes | bytearray, pos: int, max_shift: int) -> tuple[int, int]:
+def read_varint(data: bytes | bytearray, pos: int, max_shift: int) -> tuple[int, int]:
     """The zigzag varint at `pos` and the position behind it; IndexError at the end of the data."""
     byte = data[pos]
     pos += 1
@@ -72,8 +73,8 @@ def _varint(data: bytes | bytearray, pos: int, max_shift: int) -> tuple[int, int
     return (value >> 1) ^ -(value & 1), pos
 
 
-_INT_SHIFT = 28
-_LONG_SHIFT = 63
+INT_SHIFT: Final = 28
+LONG_SHIFT: Final = 63
 
 
 def decode_records(batch: Buffer, *, max_bytes: int = DEFAULT_MAX_BYTES) -> list[Record]:
@@ -91,16 +92,16 @@ def iter_records(batch: Buffer, *, max_bytes: int = DEFAULT_MAX_BYTES) -> Iterat
         raise _invalid(f"a batch cannot have {header.count} records")
     try:
         for _ in range(header.count):
-            length, pos = _varint(data, pos, _INT_SHIFT)
+            length, pos = read_varint(data, pos, INT_SHIFT)
             stop = pos + length
             if length < 0 or stop > len(data):
                 raise _invalid(f"a record of {length} bytes does not fit its batch")
             pos += 1
-            timestamp_delta, pos = _varint(data, pos, _LONG_SHIFT)
-            offset_delta, pos = _varint(data, pos, _INT_SHIFT)
+            timestamp_delta, pos = read_varint(data, pos, LONG_SHIFT)
+            offset_delta, pos = read_varint(data, pos, INT_SHIFT)
             key, pos = _field(data, pos, stop)
             value, pos = _field(data, pos, stop)
-            header_count, pos = _varint(data, pos, _INT_SHIFT)
+            header_count, pos = read_varint(data, pos, INT_SHIFT)
             headers: tuple[Header, ...] = ()
             if header_count:
                 headers, pos = _headers(data, pos, stop, header_count)
@@ -120,7 +121,7 @@ def iter_records(batch: Buffer, *, max_bytes: int = DEFAULT_MAX_BYTES) -> Iterat
 
 
 def _field(data: bytes | bytearray, pos: int, stop: int) -> tuple[bytes | None, int]:
-    length, pos = _varint(data, pos, _INT_SHIFT)
+    length, pos = read_varint(data, pos, INT_SHIFT)
     if length < 0:
         if length != -1:
             raise _invalid(f"a field of a record has the length {length}")
@@ -171,7 +172,7 @@ def check_records(  # noqa: C901, PLR0912, PLR0915 - one flat loop, because a ca
                     length += (data[pos] << 7) - 0x80
                     pos += 1
                 else:
-                    length, pos = _varint(data, pos - 1, _INT_SHIFT)
+                    length, pos = read_varint(data, pos - 1, INT_SHIFT)
                     length = length << 1 if length >= 0 else 1
             stop = pos + (length >> 1)
             if length & 1 or stop > end:
@@ -182,7 +183,7 @@ def check_records(  # noqa: C901, PLR0912, PLR0915 - one flat loop, because a ca
             elif data[pos + 1] < 0x80:
                 pos += 2
             else:
-                _, pos = _varint(data, pos, _LONG_SHIFT)
+                _, pos = read_varint(data, pos, LONG_SHIFT)
             zigzag = index << 1
             if zigzag < 0x80:
                 delta_is_right = data[pos] == zigzag
@@ -191,14 +192,14 @@ def check_records(  # noqa: C901, PLR0912, PLR0915 - one flat loop, because a ca
                 delta_is_right = data[pos] == zigzag & 0x7F | 0x80 and data[pos + 1] == zigzag >> 7
                 pos += 2
             else:
-                delta, pos = _varint(data, pos, _INT_SHIFT)
+                delta, pos = read_varint(data, pos, INT_SHIFT)
                 delta_is_right = delta == index
             if not delta_is_right:
                 raise _invalid(f"record {index} of a batch has another offset delta")
             size = data[pos]
             pos += 1
             if size >= 0x80:
-                size, pos = _varint(data, pos - 1, _INT_SHIFT)
+                size, pos = read_varint(data, pos - 1, INT_SHIFT)
                 pos += size
                 if size < 0:
                     raise _invalid(f"a key has the length {size}")
@@ -219,7 +220,7 @@ def check_records(  # noqa: C901, PLR0912, PLR0915 - one flat loop, because a ca
                     size += (data[pos] << 7) - 0x80
                     pos += 1
                 else:
-                    size, pos = _varint(data, pos - 1, _INT_SHIFT)
+                    size, pos = read_varint(data, pos - 1, INT_SHIFT)
                     size = size << 1 if size >= 0 else 3
             if not size & 1:
                 pos += size >> 1
@@ -230,7 +231,7 @@ def check_records(  # noqa: C901, PLR0912, PLR0915 - one flat loop, because a ca
             if data[pos] == 0:
                 pos += 1
             else:
-                count, pos = _varint(data, pos, _INT_SHIFT)
+                count, pos = read_varint(data, pos, INT_SHIFT)
                 _, pos = _headers(data, pos, stop, count)
             if pos != stop:
                 raise _invalid("the length of a record disagrees with its content")

@@ -30,7 +30,7 @@ _ZERO: Final = b"\x00"
 __all__ = ["Header", "Record", "encode_batch", "recompress"]
 
 
-def _varint(value: int) -> bytes:
+def write_varint(value: int) -> bytes:
     """`value` as a zigzag varint (also for 64 bits)."""
     value = value << 1 if value >= 0 else (-value << 1) - 1
     if value < 0x80:
@@ -46,13 +46,13 @@ def _varint(value: int) -> bytes:
 def _field(value: bytes | None) -> bytes:
     if value is None:
         return _MINUS_ONE
-    return _varint(len(value)) + value
+    return write_varint(len(value)) + value
 
 
 def _encode_headers(headers: Sequence[Header]) -> bytes:
     if not headers:
         return _ZERO
-    parts = [_varint(len(headers))]
+    parts = [write_varint(len(headers))]
     for header in headers:
         parts.append(_field(header.key.encode()))
         parts.append(_field(header.value))
@@ -85,14 +85,14 @@ def encode_batch(
         body = b"".join(
             (
                 _ZERO,
-                _varint(record.timestamp_ms - base_timestamp),
-                _varint(record.offset - base),
+                write_varint(record.timestamp_ms - base_timestamp),
+                write_varint(record.offset - base),
                 _field(record.key),
                 _field(record.value),
                 _encode_headers(record.headers),
             )
         )
-        parts.append(_varint(len(body)))
+        parts.append(write_varint(len(body)))
         parts.append(body)
     payload = compress(compression, b"".join(parts), level)
     attributes = int(compression)

@@ -475,6 +475,12 @@ class Partition:
         if self._log is not None or self._alone:
             self.log.enforce_retention(self._clock.wall_ms(), self.committed.offset)
 
+    def compactable_log(self) -> Log | None:
+        """The log, where its topic is compacted and it is in use; nothing above `committed` may be compacted."""
+        if (self._log is None and not self._alone) or self._closed is not None:
+            return None
+        return self.log if self.log.config.compact else None
+
     # ---------------------------------------------------------------------------------------------------------- ending
 
     def close(self, reason: ApiError) -> None:

@@ -47,6 +47,8 @@ PartitionsListener = Callable[[str, "list[Partition]"], None]
 
 DEFAULT_FLUSH_INTERVAL_MS: Final = 1000
 """How long `flush.mode=interval` waits where flush.ms does not say."""
+COMPACT_STATE_AT_BYTES: Final = 512 * 1024
+"""A coordinator reads its partitions, perhaps fifty, before it answers: of each, little more than this and its keys."""
 
 _LEADER_RATE: Final = "leader.replication.throttled.rate"
 _FOLLOWER_RATE: Final = "follower.replication.throttled.rate"
@@ -430,6 +432,11 @@ def log_config(config: TopicConfig, *, internal: bool, producer_expiration_ms: i
         timestamp_after_max_ms=config.message_timestamp_after_max_ms,
         compact=config.compact,
         delete=config.delete,
+        min_cleanable_ratio=config.min_cleanable_dirty_ratio,
+        min_compaction_lag_ms=config.min_compaction_lag_ms,
+        max_compaction_lag_ms=config.max_compaction_lag_ms,
+        delete_retention_ms=config.delete_retention_ms,
+        compact_at_bytes=COMPACT_STATE_AT_BYTES if internal else None,
         flush_mode=FlushMode.GROUP if internal else _flush_mode(config),
         flush_interval_ms=config.flush_ms if config.flush_ms < LONG_MAX else DEFAULT_FLUSH_INTERVAL_MS,
         validate_records=config.validate_records,

@@ -1,7 +1,7 @@
 """Small text files that survive a crash as a whole: Kafka's checkpoints, `partition.metadata`, the clean-stop marker.
 
     a checkpoint:        "0\\n" version | "<count>\\n" | one line per entry, fields separated by one space
-      per directory:     topic partition offset   (recovery-point-, log-start-, replication-offset-checkpoint)
+      per directory:     topic partition offset   (recovery-point-, log-start-, replication-, cleaner-offset-checkpoint)
       per partition:     epoch start_offset       (leader-epoch-checkpoint)
     partition.metadata:  "version: 0\\ntopic_id: <URL-safe base64 of the 16 bytes, unpadded>"
     .kafka_cleanshutdown: {"version":0,"brokerEpoch":N}: there only between a clean stop and the next start
@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 RECOVERY_POINTS: Final = "recovery-point-offset-checkpoint"
 LOG_STARTS: Final = "log-start-offset-checkpoint"
 HIGH_WATERMARKS: Final = "replication-offset-checkpoint"
+CLEANED_OFFSETS: Final = "cleaner-offset-checkpoint"
 LEADER_EPOCHS: Final = "leader-epoch-checkpoint"
 PARTITION_METADATA: Final = "partition.metadata"
 CLEAN_SHUTDOWN: Final = ".kafka_cleanshutdown"

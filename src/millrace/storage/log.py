@@ -17,7 +17,7 @@ Invariants:
 from __future__ import annotations
 
 import logging
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -43,7 +43,9 @@ from millrace.records.compression import Buffer
 from millrace.records.control import decode_end_marker
 from millrace.records.decode import check_records
 from millrace.records.encode import recompress
-from millrace.storage import checkpoint, recovery
+from millrace.storage import checkpoint, recovery, swap
+from millrace.storage.compaction import LogFacts, SegmentFacts
+from millrace.storage.compaction_job import Cleaned
 from millrace.storage.epochs import LeaderEpochs
 from millrace.storage.files import DiskFile, Files
 from millrace.storage.index import TIME_ENTRY_BYTES
@@ -51,17 +53,21 @@ from millrace.storage.producers import ProducerEntry, Producers
 from millrace.storage.recovery import LogPosition, LogState
 from millrace.storage.retention import SegmentAge, expired_segments
 from millrace.storage.segment import (
+    CLEANED_SUFFIX,
     DELETED_SUFFIX,
     INDEX_SUFFIX,
     LOG_SUFFIX,
     MAX_RELATIVE_OFFSET,
+    OFFSET_DIGITS,
     PLACE,
     PLACE_BYTES,
     SNAPSHOT_SUFFIX,
     TIME_INDEX_SUFFIX,
+    TXN_INDEX_SUFFIX,
     IndexCache,
     Segment,
     file_name,
+    is_offset_file,
 )
 from millrace.storage.settings import FlushMode, LogConfig
 from millrace.storage.ticket import FlushTicket
@@ -95,7 +101,7 @@ class LogLayout(NamedTuple):
     """What a copy of the log needs to know."""
 
     generation: int
-    """Another one whenever records were cut off: what was read of the files before may not hold any more."""
+    """Another one whenever records were cut off or compacted: what was read of the files before may not hold."""
     segments: list[tuple[int, int]]
     """Base offset and size in bytes, oldest first."""
     epochs: list[tuple[int, int]]
@@ -111,6 +117,8 @@ class Log:
         self.config = config
         self.start_offset = state.start_offset
         self.end_offset = max(state.recovery_point, state.start_offset)
+        self.cleaned_offset = 0
+        """Below it every key occurs once, if the topic is compacted; kept in the directory's checkpoint."""
         self.failure: StorageError | None = None
         """Why the log is offline: every use of it raises this."""
         self.on_flushed: list[Callable[[], object]] = []
@@ -143,6 +151,7 @@ class Log:
         self._unsynced_files: list[Path] = []
         self._rolled = False
         self._generation = 0
+        self._swaps = 0
         self._set_config(config)
 
     @classmethod
@@ -231,7 +240,7 @@ class Log:
         if not self._loaded:
             self._load()
         segments = [(segment.base_offset, segment.size_bytes) for segment in self._segments if segment.exists]
-        return LogLayout(self._generation, segments, self._epochs.entries())
+        return LogLayout(self._generation + self._swaps, segments, self._epochs.entries())
 
     # --- append -------------------------------------------------------------------------------------------------------
 
@@ -318,8 +327,10 @@ class Log:
             expected = header.next_offset
         now_ms = self._clock.wall_ms()
         size = len(records)
-        max_timestamp_ms = max(batch.header.max_timestamp_ms for batch in batches)
-        if self._should_roll(size, max_timestamp_ms, batches[-1].header.last_offset, now_ms):
+        max_timestamp_ms = max(batch.header.largest_timestamp_ms for batch in batches)
+        # What a leader has is never too large: a batch may have grown there when it was compacted.
+        fitting = min(size, self._segment_bytes)
+        if self._should_roll(fitting, max_timestamp_ms, batches[-1].header.last_offset, now_ms):
             self.roll()
         segment = self._active
         first = not segment.size_bytes
@@ -329,7 +340,7 @@ class Log:
         if first:
             self._note_first_write(segment, batches[0].header.max_timestamp_ms, now_ms)
         for header, data in batches:
-            segment.note(header.last_offset, header.max_timestamp_ms, header.size_bytes)
+            segment.note(header.last_offset, header.largest_timestamp_ms, header.size_bytes)
             self._assign_epoch(header.leader_epoch, header.base_offset)
             if header.producer_id >= 0:
                 self._note_producer(header, header.base_offset, data, segment)
@@ -364,7 +375,7 @@ class Log:
         """A segment's file has just come to be: its name must be made durable too, and its age begins."""
         self._unsynced_directories[self.directory] = None
         if max_timestamp_ms >= 0:
-            self._roll_after_ms = max_timestamp_ms + self.config.segment_ms
+            self._roll_after_ms = max_timestamp_ms + self._segment_ms
         else:
             segment.created_ms = now_ms
 
@@ -442,9 +453,9 @@ class Log:
             return True
         first_ms = segment.rolling_timestamp_ms()
         waited_ms = max_timestamp_ms - first_ms if first_ms >= 0 else now_ms - segment.created_ms
-        if waited_ms > self.config.segment_ms:
+        if waited_ms > self._segment_ms:
             return True
-        self._roll_after_ms = first_ms + self.config.segment_ms if first_ms >= 0 else _ASK_ALWAYS
+        self._roll_after_ms = first_ms + self._segment_ms if first_ms >= 0 else _ASK_ALWAYS
         return False
 
     def roll(self) -> Segment:
@@ -458,6 +469,9 @@ class Log:
             old.seal()
             # Below the recovery point a segment is not scanned after a crash: its indexes have to last.
             self._unsynced_files += [old.path(INDEX_SUFFIX), old.path(TIME_INDEX_SUFFIX)]
+            if old.txn_index.entries():
+                self._unsynced_files.append(old.path(TXN_INDEX_SUFFIX))
+                self._unsynced_directories[self.directory] = None
             self._snapshot_producers()
         except StorageError as error:
             # Both are rebuilt when they are missed; if the disk is really gone, the coming write says so.
@@ -512,7 +526,9 @@ class Log:
             segment, position = hint
         else:
             segment, position = self._locate(offset)
-        if end.segment_base == segment.base_offset:
+        if segment.swapped:
+            stop, next_offset = self._stop_in_swapped(segment, end.offset)
+        elif end.segment_base == segment.base_offset:
             stop = end.position_bytes
             next_offset = end.offset
         elif end.segment_base > segment.base_offset:
@@ -528,6 +544,15 @@ class Log:
             self._hint(next_offset, segment, stop)
             return ReadResult(data, next_offset)
         return self._read_part(segment, position, stop, offset, max_bytes, at_least_one=at_least_one)
+
+    def _stop_in_swapped(self, segment: Segment, limit: int) -> tuple[int, int]:
+        """Where a read up to `limit` ends in a compacted segment, and the offset there.
+
+        By offset, as the position that came with the limit may be one in a segment that is no more.
+        """
+        slot = bisect_right(self._bases, segment.base_offset)
+        end_offset = self._bases[slot] if slot < len(self._bases) else self.end_offset
+        return (segment.size_bytes, end_offset) if limit >= end_offset else (segment.locate(limit), limit)
 
     def _read_part(
         self, segment: Segment, position: int, stop: int, offset: int, max_bytes: int, *, at_least_one: bool
@@ -641,6 +666,112 @@ class Log:
             found += segment.txn_index.overlapping(first_offset, end_offset)
         return found
 
+    # --- compaction ---------------------------------------------------------------------------------------------------
+
+    def compaction_facts(self, compactable_below: int) -> LogFacts:
+        """What compaction decides from; nothing at or above `compactable_below` (the high watermark) is compacted."""
+        if not self._loaded:
+            self._load()
+        ends = [*self._bases[1:], self.end_offset]
+        stable = self._producers.first_unstable_offset
+        limit = min(compactable_below, self._flushed.offset)
+        return LogFacts(
+            [
+                SegmentFacts(
+                    segment.base_offset,
+                    end,
+                    segment.size_bytes,
+                    segment.rolling_timestamp_ms,
+                    lambda segment=segment: segment.largest_timestamp().timestamp_ms,  # type: ignore[misc]
+                )
+                for segment, end in zip(self._segments, ends, strict=True)
+            ],
+            self.start_offset,
+            self.end_offset,
+            self.cleaned_offset,
+            limit if stable is None else min(limit, stable),
+        )
+
+    @property
+    def truncations(self) -> int:
+        """How often records were cut off: what was made from the log before does not fit it any more."""
+        return self._generation
+
+    def replace_segments(self, cleaned: Cleaned, truncations: int) -> list[Path] | None:
+        """Let a compacted segment take the place of those it was made from, in the order that `swap` says.
+
+        Returns the files that may be removed once the directory is synced; None, and nothing done, where the log is not
+        what it was when the segment was made: records were cut off, segments deleted, the log closed.
+        """
+        sources = cleaned.sources
+        base_offset = sources[0].base_offset
+        if not self._loaded or truncations != self._generation:
+            return None
+        first = bisect_left(self._bases, base_offset)
+        last = first + len(sources)
+        old = self._segments[first:last]
+        fits = [(segment.base_offset, segment.size_bytes) for segment in old] == [
+            (source.base_offset, source.size_bytes) for source in sources
+        ]
+        if not fits or self._bases[last : last + 1] != [sources[-1].end_offset]:
+            return None
+        if self._files.size_of(self.directory / file_name(base_offset, LOG_SUFFIX + CLEANED_SUFFIX)) != (
+            cleaned.size_bytes
+        ):
+            return None
+        doomed: list[Path] = []
+        try:
+            swap.commit(self._files, self.directory, base_offset)
+            for segment in old:
+                doomed += self._retire(segment)
+            swap.settle(self._files, self.directory, base_offset)
+        except StorageError as error:
+            # Which names the files have now is for a start to sort out.
+            self.fail(error)
+            raise
+        segment = Segment(
+            self._files,
+            self.directory,
+            base_offset,
+            size_bytes=cleaned.size_bytes,
+            exists=True,
+            sealed=True,
+            created_ms=old[0].created_ms,
+            index_interval_bytes=self.config.index_interval_bytes,
+            cache=self._cache,
+        )
+        segment.swapped = True
+        self._segments[first:last], self._bases[first:last] = [segment], [base_offset]
+        self._hints.clear()
+        self._swaps += 1
+        for name in self._files.names(self.directory):
+            if is_offset_file(name, SNAPSHOT_SUFFIX) and base_offset < int(name[:OFFSET_DIGITS]) < (
+                sources[-1].end_offset
+            ):
+                doomed.append(self.directory / name)
+        return doomed
+
+    @property
+    def syncs(self) -> bool:
+        """Whether what is written has to reach the disk; any thread."""
+        return self._files.sync
+
+    def sync_names(self) -> None:
+        """Make the names of the log's files durable; any thread. A log that was deleted meanwhile has none."""
+        try:
+            self._files.sync_directory(self.directory)
+        except StorageError:
+            if self._files.size_of(self.directory) is not None:
+                raise
+
+    def drop_cleaned(self) -> None:
+        """Remove what a compaction that was given up has written; any thread."""
+        swap.discard(self._files, self.directory)
+
+    def remove_files(self, paths: list[Path]) -> None:
+        """Let go of what `replace_segments` has returned."""
+        self._remove(paths)
+
     # --- retention and truncation -------------------------------------------------------------------------------------
 
     def delete_records_before(self, offset: int) -> int:
@@ -751,8 +882,8 @@ class Log:
         slot = max(bisect_right(self._bases, offset) - 1, 0)
         active = self._segments[slot]
         position = active.locate(offset)
-        batch = next(active.walk(position, HEADER_BYTES), None)
-        end_offset = offset if batch is None else batch.header.base_offset
+        # A batch goes as a whole, and an offset that compaction has removed is no end: what is left says where it is.
+        end_offset = active.end_before(position)
         self._lower_flushed(LogPosition(end_offset, active.base_offset, position))
         self._generation += 1
         self._hints.clear()
@@ -766,6 +897,7 @@ class Log:
         self.end_offset = end_offset
         # The batch that went as a whole may have begun below the start.
         self.start_offset = min(self.start_offset, end_offset)
+        self.cleaned_offset = min(self.cleaned_offset, end_offset)
         self._end = LogPosition(end_offset, active.base_offset, active.size_bytes)
         self._roll_after_ms = _ASK_ALWAYS
         self._epochs.truncate_end(end_offset)
@@ -808,6 +940,7 @@ class Log:
         self._files.sync_directory(self.directory)
         self._segments, self._bases, self._active = [segment], [offset], segment
         self.start_offset = self.end_offset = offset
+        self.cleaned_offset = 0
         self._end = self._flushed = LogPosition(offset, offset, 0)
         self._roll_after_ms = _ASK_ALWAYS
         self._epochs.clear()
@@ -939,6 +1072,7 @@ class Log:
         self._limits = config.produce_limits
         self._target_codec = config.target_codec
         self._segment_bytes = config.segment_bytes
+        self._segment_ms = config.max_segment_ms
         self._max_index_entries = max(config.segment_index_bytes // TIME_ENTRY_BYTES, 1)
         # An index grows by at most one entry per interval, so that below this size it cannot be full.
         self._roll_check_bytes = min(config.segment_bytes, self._max_index_entries * config.index_interval_bytes)

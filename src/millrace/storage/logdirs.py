@@ -5,6 +5,7 @@
     <dir>/recovery-point-offset-checkpoint    up to where each log was synced; after a clean stop, its end
     <dir>/log-start-offset-checkpoint         where each log starts (DeleteRecords moves that inside a segment)
     <dir>/replication-offset-checkpoint       high watermarks, a hint for the next start
+    <dir>/cleaner-offset-checkpoint           up to where compacted logs are clean, a hint for the next round
     <dir>/.kafka_cleanshutdown                only between a clean stop and the next start
     <dir>/<topic>-<partition>/                a log
     <dir>/<topic>-<partition>.<uuid>-delete/  a log on its way out
@@ -157,6 +158,16 @@ class LogDirectory:
     def start_offsets(self) -> dict[TopicPartition, int]:
         return {partition: log.start_offset for partition, log in self.logs.items() if log.start_offset > 0}
 
+    def cleaned_offsets(self) -> dict[TopicPartition, int]:
+        return {partition: log.cleaned_offset for partition, log in self.logs.items() if log.cleaned_offset > 0}
+
+    def render_cleaned_offsets(self) -> Callable[[], None]:
+        """As `render`: how far compaction has come. A directory without compacted logs has no such file."""
+        offsets = self.cleaned_offsets()
+        if not offsets and checkpoint.CLEANED_OFFSETS not in self._written:
+            return lambda: None
+        return self.render(checkpoint.CLEANED_OFFSETS, offsets)
+
     def render(self, name: str, offsets: Mapping[TopicPartition, int]) -> Callable[[], None]:
         """The call that writes `offsets`, as they are now, to a checkpoint; it may be made in another thread."""
         number = next(self._renderings)
@@ -173,9 +184,10 @@ class LogDirectory:
                 self._written[name] = (number, data)
 
     def write_offsets(self) -> None:
-        """Checkpoint recovery points and start offsets."""
+        """Checkpoint recovery points, start offsets and how far logs are compacted."""
         self.render(checkpoint.RECOVERY_POINTS, self.recovery_points())()
         self.render(checkpoint.LOG_STARTS, self.start_offsets())()
+        self.render_cleaned_offsets()()
 
     def _recovery_points_later(self) -> Callable[[], object]:
         return self.render(checkpoint.RECOVERY_POINTS, self.recovery_points())
@@ -408,6 +420,11 @@ class LogDirs:
             self._remover = ThreadPoolExecutor(1, thread_name_prefix="remove-files")
         self._remover.submit(run)
 
+    def cleaned_offsets_later(self, partition: TopicPartition) -> Callable[[], None]:
+        """The call, for any thread, that writes down how far the logs of a partition's directory are compacted."""
+        directory = self._by_partition.get(partition)
+        return (lambda: None) if directory is None else directory.render_cleaned_offsets()
+
     # --- moves between directories ------------------------------------------------------------------------------------
 
     def place(self, partition: TopicPartition, path: Path) -> None:
@@ -547,6 +564,7 @@ class LogDirs:
         doomed = _aside(source.path, partition, _DELETE_SUFFIX)
         files.rename(copy.path, new)
         moved = self._make(target, partition, log.config, state)
+        moved.cleaned_offset = log.cleaned_offset
         try:
             files.sync_directory(target.path)
             moved.ensure_loaded()
@@ -591,6 +609,7 @@ class LogDirs:
         clean = files.read_bytes(path / checkpoint.CLEAN_SHUTDOWN) is not None
         points = checkpoint.read_offsets(files, path / checkpoint.RECOVERY_POINTS)
         starts = checkpoint.read_offsets(files, path / checkpoint.LOG_STARTS)
+        cleaned = checkpoint.read_offsets(files, path / checkpoint.CLEANED_OFFSETS) or {}
         self.high_watermarks.update(checkpoint.read_offsets(files, path / checkpoint.HIGH_WATERMARKS) or {})
         directory.checkpointed.update(points or {}, starts or {})
         names = files.names(path)
@@ -618,6 +637,7 @@ class LogDirs:
             if partition in self._by_partition and not self._replaces_other(directory, partition, state):
                 continue
             log = self._add(directory, partition, self.config, state)
+            log.cleaned_offset = cleaned.get(partition, 0)
             if not known:
                 try:
                     log.ensure_loaded()

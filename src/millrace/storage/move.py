@@ -3,9 +3,9 @@
     <target>/<topic>-<partition>.<uuid>-future/    the copy; a start removes it, because only the original counts
     <target>/<topic>-<partition>/moved             the copy has taken the place; gone when the original is put away
 
-A log goes on while it is copied: files only grow, but for a truncation, after which the copy is of no use any more
-(`LogCopy.is_stale`). What changes in place (the active segment's indexes) and what is only in memory (epochs) comes
-last, in `finish`.
+A log goes on while it is copied: files only grow, but for a truncation or a compaction, after which the copy is of no
+use any more (`LogCopy.is_stale`). What changes in place (the active segment's indexes) and what is only in memory
+(epochs) comes last, in `finish`.
 
 Not here: when, how fast, and the change of places (`logdirs`). Owner: the event loop, except for `copy` and `sync`,
 which run in a thread, one at a time.
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from millrace.errors import StorageError
 from millrace.storage import checkpoint
 from millrace.storage.files import Files
-from millrace.storage.segment import DELETED_SUFFIX, LOG_SUFFIX, file_name
+from millrace.storage.segment import CLEANED_SUFFIX, DELETED_SUFFIX, LOG_SUFFIX, SWAP_SUFFIX, file_name
 
 if TYPE_CHECKING:
     from millrace.storage.log import Log
@@ -31,6 +31,8 @@ PIECE_BYTES: Final = 1024 * 1024
 _OFFSET_DIGITS: Final = 20
 _READ: Final = os.O_RDONLY | os.O_CLOEXEC
 _WRITE: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+_PASSING: Final = (".tmp", DELETED_SUFFIX, CLEANED_SUFFIX, SWAP_SUFFIX, LOG_SUFFIX)
+"""Suffixes of files that come otherwise or not at all."""
 _LEFT_OUT: Final = frozenset({MARK, checkpoint.LEADER_EPOCHS})
 
 
@@ -60,7 +62,7 @@ class LogCopy:
 
     @property
     def is_stale(self) -> bool:
-        """Whether the log was cut: what was copied may not be its records any more."""
+        """Whether the log was cut or compacted: what was copied may not be its records any more."""
         return self._log.layout().generation != self._generation
 
     @property
@@ -88,7 +90,7 @@ class LogCopy:
         for name in sorted(names):
             number = name[:_OFFSET_DIGITS]
             settled = number.isdigit() and int(number) < active_base
-            if name in _LEFT_OUT or name.endswith((".tmp", DELETED_SUFFIX, LOG_SUFFIX)) or not (settled or final):
+            if name in _LEFT_OUT or name.endswith(_PASSING) or not (settled or final):
                 continue
             state = self._state_of(name)
             if state is not None and state != self._sides.get(name):

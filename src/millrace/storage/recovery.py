@@ -8,6 +8,7 @@ What is believed after a crash, in this order:
    one all the same (a disk that wrote out of order, or bit rot), the cut-off bytes are kept in
    `<base>.log.cut-<position>`.
 3. Indexes, snapshots and the epoch checkpoint are hints: rebuilt where they are missing, torn or wrong.
+4. Segments follow each other without a gap, compacted ones too. What compaction left half done is ended first (`swap`).
 
 After a clean stop the recovery point is the log's end, so only the tail of the last segment is looked at.
 """
@@ -25,7 +26,7 @@ from crc32c import crc32c
 from millrace.errors import ApiError, CorruptLogError
 from millrace.records.batch import CRC_START, HEADER, HEADER_BYTES, MAGIC, MIN_BATCH_LENGTH, BatchHeader
 from millrace.records.control import decode_end_marker
-from millrace.storage import checkpoint
+from millrace.storage import checkpoint, swap
 from millrace.storage.epochs import LeaderEpochs
 from millrace.storage.files import Files
 from millrace.storage.index import OffsetIndex, TimeIndex, TimestampOffset
@@ -35,6 +36,7 @@ from millrace.storage.segment import (
     INDEX_SUFFIX,
     LOG_SUFFIX,
     MAX_RELATIVE_OFFSET,
+    OFFSET_DIGITS,
     SCAN_CHUNK_BYTES,
     SNAPSHOT_SUFFIX,
     TIME_INDEX_SUFFIX,
@@ -42,11 +44,11 @@ from millrace.storage.segment import (
     IndexCache,
     Segment,
     file_name,
+    is_offset_file,
 )
 
 logger = logging.getLogger(__name__)
 
-_OFFSET_DIGITS: Final = 20
 _LEFTOVERS: Final = (DELETED_SUFFIX, ".tmp")
 
 
@@ -87,7 +89,6 @@ class LoadOptions:
     """The settings that loading depends on."""
 
     index_interval_bytes: int
-    compact: bool
     producer_expiration_ms: int
     max_producers: int
 
@@ -105,7 +106,7 @@ def load(
                 "%s stopped cleanly at offset %d but does not end there; checking it", directory, state.recovery_point
             )
     if tail is None:
-        tail = _scan_tail(files, directory, segments, state, compact=options.compact)
+        tail = _scan_tail(files, directory, segments, state)
     if state.start_offset > tail.end_offset:
         # DeleteRecords moved the start and its checkpoint survived, some records below it did not. Nothing that anybody
         # may read is missing, and the offsets go on from the start, so that none is given out twice.
@@ -121,13 +122,14 @@ def _list(
     files: Files, directory: Path, state: LogState, options: LoadOptions, cache: IndexCache, now_ms: int
 ) -> tuple[list[Segment], list[int]]:
     """The segments and snapshots that are there, oldest first; leftovers of unfinished work are removed."""
+    swap.recover(files, directory)
     names = files.names(directory)
-    bases = sorted(int(name[:_OFFSET_DIGITS]) for name in names if _is_offset_file(name, LOG_SUFFIX))
-    snapshots = sorted(int(name[:_OFFSET_DIGITS]) for name in names if _is_offset_file(name, SNAPSHOT_SUFFIX))
+    bases = sorted(int(name[:OFFSET_DIGITS]) for name in names if is_offset_file(name, LOG_SUFFIX))
+    snapshots = sorted(int(name[:OFFSET_DIGITS]) for name in names if is_offset_file(name, SNAPSHOT_SUFFIX))
     known = set(bases)
     for name in names:
         orphan = any(
-            _is_offset_file(name, suffix) and int(name[:_OFFSET_DIGITS]) not in known
+            is_offset_file(name, suffix) and int(name[:OFFSET_DIGITS]) not in known
             for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX)
         )
         if orphan or name.endswith(_LEFTOVERS):
@@ -166,15 +168,6 @@ def _list(
     return segments, snapshots
 
 
-def _is_offset_file(name: str, suffix: str) -> bool:
-    return (
-        len(name) == _OFFSET_DIGITS + len(suffix)
-        and name.endswith(suffix)
-        and name.isascii()
-        and name[:_OFFSET_DIGITS].isdigit()
-    )
-
-
 # --- the end of the log -----------------------------------------------------------------------------------------------
 
 
@@ -199,8 +192,8 @@ def _clean_tail(segments: list[Segment], expected_end: int) -> _Tail | None:
             largest = active.largest_timestamp()
             for _, header in active.walk(position):
                 end_offset = header.next_offset
-                if header.max_timestamp_ms > largest.timestamp_ms:
-                    largest = TimestampOffset(header.max_timestamp_ms, header.last_offset)
+                if header.largest_timestamp_ms > largest.timestamp_ms:
+                    largest = TimestampOffset(header.largest_timestamp_ms, header.last_offset)
         except CorruptLogError:
             return None
         active.max_timestamp = largest
@@ -210,7 +203,7 @@ def _clean_tail(segments: list[Segment], expected_end: int) -> _Tail | None:
     return _Tail(end_offset, LogPosition(end_offset, active.base_offset, active.size_bytes), None, [])
 
 
-def _scan_tail(files: Files, directory: Path, segments: list[Segment], state: LogState, *, compact: bool) -> _Tail:
+def _scan_tail(files: Files, directory: Path, segments: list[Segment], state: LogState) -> _Tail:
     """Check everything from the segment of the recovery point on, and cut off what is not whole."""
     point = state.recovery_point
     first = len(segments) - 1
@@ -219,7 +212,7 @@ def _scan_tail(files: Files, directory: Path, segments: list[Segment], state: Lo
     tail = _Tail(segments[first].base_offset, LogPosition(0, 0, -1), segments[first].base_offset, [])
     for index in range(first, len(segments)):
         segment = segments[index]
-        if segment.base_offset < tail.end_offset or (segment.base_offset > tail.end_offset and not compact):
+        if segment.base_offset != tail.end_offset:
             _cut(files, directory, segments, index, 0, tail.end_offset, point, "it does not follow the one before")
             break
         file_size = segment.size_bytes
@@ -302,7 +295,7 @@ def _scan_segment(segment: Segment, tail: _Tail, point: int) -> str | None:
             tail.flushed = LogPosition(header.base_offset, segment.base_offset, segment.size_bytes)
         if not tail.epochs or header.leader_epoch > tail.epochs[-1][0]:
             tail.epochs.append((header.leader_epoch, header.base_offset))
-        segment.note(header.last_offset, header.max_timestamp_ms, header.size_bytes)
+        segment.note(header.last_offset, header.largest_timestamp_ms, header.size_bytes)
         tail.end_offset = header.next_offset
     tail.end_offset = max(tail.end_offset, segment.base_offset)
     if reason is None or segment.size_bytes:

@@ -28,12 +28,15 @@ from millrace.storage.txnindex import TransactionIndex
 
 logger = logging.getLogger(__name__)
 
+OFFSET_DIGITS: Final = 20
 LOG_SUFFIX: Final = ".log"
 INDEX_SUFFIX: Final = ".index"
 TIME_INDEX_SUFFIX: Final = ".timeindex"
 TXN_INDEX_SUFFIX: Final = ".txnindex"
 SNAPSHOT_SUFFIX: Final = ".snapshot"
 DELETED_SUFFIX: Final = ".deleted"
+CLEANED_SUFFIX: Final = ".cleaned"
+SWAP_SUFFIX: Final = ".swap"
 
 MAX_RELATIVE_OFFSET: Final = 2**31 - 1
 SCAN_CHUNK_BYTES: Final = 1024 * 1024
@@ -46,6 +49,16 @@ PLACE_BYTES: Final = PLACE.size
 
 def file_name(offset: int, suffix: str) -> str:
     return f"{offset:020d}{suffix}"
+
+
+def is_offset_file(name: str, suffix: str) -> bool:
+    """Whether a file's name is an offset and that suffix."""
+    return (
+        len(name) == OFFSET_DIGITS + len(suffix)
+        and name.endswith(suffix)
+        and name.isascii()
+        and name[:OFFSET_DIGITS].isdigit()
+    )
 
 
 class Located(NamedTuple):
@@ -94,6 +107,7 @@ class Segment:
         "max_timestamp",
         "sealed",
         "size_bytes",
+        "swapped",
         "txn_index",
     )
 
@@ -122,6 +136,8 @@ class Segment:
         self.log_file = DiskFile(directory / file_name(base_offset, LOG_SUFFIX))
         self.txn_index = TransactionIndex(files, directory / file_name(base_offset, TXN_INDEX_SUFFIX))
         self.bytes_since_index = 0
+        self.swapped = False
+        """Whether it has taken the place of others while the log was in use: positions in those are not in this one."""
         self.first_timestamp_ms: int | None = None
         """The max timestamp of the first batch, which the age of the segment is counted from; None: not looked at."""
         self.max_timestamp: TimestampOffset | None = None if exists else TimestampOffset(NO_TIMESTAMP, base_offset)
@@ -287,8 +303,8 @@ class Segment:
         largest = TimestampOffset(NO_TIMESTAMP, self.base_offset)
         since = 0
         for position, header in self.walk():
-            if header.max_timestamp_ms > largest.timestamp_ms:
-                largest = TimestampOffset(header.max_timestamp_ms, header.last_offset)
+            if header.largest_timestamp_ms > largest.timestamp_ms:
+                largest = TimestampOffset(header.largest_timestamp_ms, header.last_offset)
             if since > self.index_interval_bytes:
                 offsets.append(header.last_offset - self.base_offset, position)
                 times.maybe_append(largest.timestamp_ms, largest.offset - self.base_offset)
@@ -315,7 +331,7 @@ class Segment:
         The look at what follows it is bounded: with timestamps out of order that could be the whole segment.
         """
         if entry is None:
-            batch = next(self.walk(0, HEADER_BYTES), None)
+            batch = next((batch for batch in self.walk(0, _SEARCH_CHUNK_BYTES) if batch.header.count), None)
             return batch is None or batch.header.max_timestamp_ms < 0
         first = self.locate(entry.offset + self.base_offset)
         for position, header in self.walk(first, _SEARCH_CHUNK_BYTES):
@@ -325,7 +341,7 @@ class Segment:
                     entry.offset + self.base_offset,
                 ):
                     return False
-            elif header.max_timestamp_ms > entry.timestamp_ms:
+            elif header.largest_timestamp_ms > entry.timestamp_ms:
                 return False
             if position - first > SCAN_CHUNK_BYTES:
                 break
@@ -412,6 +428,16 @@ class Segment:
             expected = header.next_offset
             position += header.size_bytes
 
+    def end_before(self, position: int) -> int:
+        """Where the offsets end of the batches before `position`, which is a boundary between two."""
+        start = self.offset_index.floor(position - 1)[1] if position else 0
+        end_offset = self.base_offset
+        for place, header in self.walk(start):
+            if place >= position:
+                break
+            end_offset = header.next_offset
+        return end_offset
+
     def truncate(self, position: int, end_offset: int) -> None:
         """Drop everything from `position` on, which is where `end_offset` would be."""
         offset_index, time_index = self.offset_index, self.time_index
@@ -433,8 +459,8 @@ class Segment:
             largest = TimestampOffset(last.timestamp_ms, last.offset + self.base_offset)
             start = offset_index.lookup(last.offset)[1]
         for _, header in self.walk(start):
-            if header.max_timestamp_ms > largest.timestamp_ms:
-                largest = TimestampOffset(header.max_timestamp_ms, header.last_offset)
+            if header.largest_timestamp_ms > largest.timestamp_ms:
+                largest = TimestampOffset(header.largest_timestamp_ms, header.last_offset)
         self.max_timestamp = largest
 
     def close(self) -> None:

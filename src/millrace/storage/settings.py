@@ -41,6 +41,12 @@ class LogConfig:
     timestamp_after_max_ms: int = 3_600_000
     compact: bool = False
     delete: bool = True
+    min_cleanable_ratio: float = 0.5
+    min_compaction_lag_ms: int = 0
+    max_compaction_lag_ms: int = NO_LIMIT_MS
+    delete_retention_ms: int = 24 * 3600 * 1000
+    compact_at_bytes: int | None = None
+    """Compact as soon as so many bytes are worth it, the active segment's too: for state that somebody has to load."""
     compression_type: str = "producer"
     flush_mode: FlushMode = FlushMode.GROUP
     flush_interval_ms: int = 1000
@@ -59,10 +65,15 @@ class LogConfig:
         return ProduceLimits(self.max_message_bytes, self.timestamp_before_max_ms, self.timestamp_after_max_ms)
 
     @property
+    def max_segment_ms(self) -> int:
+        """The age at which a segment is rolled: only a sealed one can be compacted."""
+        return min(self.segment_ms, self.max_compaction_lag_ms) if self.compact else self.segment_ms
+
+    @property
     def target_codec(self) -> Codec | None:
         """The codec that batches are stored in; None: as the producer sent them."""
         return None if self.compression_type == "producer" else codec_named(self.compression_type)
 
     @property
     def load_options(self) -> LoadOptions:
-        return LoadOptions(self.index_interval_bytes, self.compact, self.producer_expiration_ms, self.max_producers)
+        return LoadOptions(self.index_interval_bytes, self.producer_expiration_ms, self.max_producers)

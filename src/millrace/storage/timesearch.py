@@ -48,7 +48,7 @@ def first_at_or_after(searched: Searched, timestamp_ms: int) -> FoundOffset | No
         for place, header in segment.walk(position, _SEARCH_CHUNK_BYTES):
             if header.base_offset >= end_offset:
                 return None
-            if header.max_timestamp_ms < timestamp_ms or header.last_offset < start_offset:
+            if header.largest_timestamp_ms < timestamp_ms or header.last_offset < start_offset:
                 continue
             for offset, found_ms in _timestamps(searched, segment, place, header):
                 if found_ms >= timestamp_ms and offset >= start_offset:
@@ -81,7 +81,7 @@ def _largest_by_walking(searched: Searched) -> FoundOffset | None:
             if header.base_offset >= searched.end_offset:
                 return best
             if header.last_offset < searched.start_offset or (
-                best is not None and header.max_timestamp_ms <= best.timestamp_ms
+                best is not None and header.largest_timestamp_ms <= best.timestamp_ms
             ):
                 continue
             for offset, timestamp_ms in _timestamps(searched, segment, place, header):
@@ -92,7 +92,8 @@ def _largest_by_walking(searched: Searched) -> FoundOffset | None:
 
 def _timestamps(searched: Searched, segment: Segment, position: int, header: BatchHeader) -> list[tuple[int, int]]:
     """(offset, timestamp) of a batch's records; for records that cannot be read, of the batch as a whole."""
-    if header.timestamp_type is TimestampType.LOG_APPEND or header.count == 1:
+    is_whole = header.count == header.last_offset_delta + 1
+    if is_whole and (header.timestamp_type is TimestampType.LOG_APPEND or header.count == 1):
         return [(header.base_offset, header.max_timestamp_ms)]
     batch = segment.pread(header.size_bytes, position)
     try:

@@ -4,7 +4,7 @@
     int64 last stable offset when the marker was written
 
 The file exists only where a transaction was aborted. An entry lies in the segment of its marker. Written in place and
-not synced: recovery makes it again from the control batches.
+synced when the segment is sealed; before that, recovery makes it again from the control batches.
 """
 
 from __future__ import annotations

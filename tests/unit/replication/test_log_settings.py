@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from millrace.config import BrokerConfig, topic_config
-from millrace.replication.replicas import DEFAULT_FLUSH_INTERVAL_MS, log_config
+from millrace.replication.replicas import COMPACT_STATE_AT_BYTES, DEFAULT_FLUSH_INTERVAL_MS, log_config
 from millrace.storage.settings import FlushMode, LogConfig
 
 
@@ -42,3 +42,20 @@ def test_the_interval_is_what_flush_ms_says() -> None:
 def test_the_record_walk_is_off_unless_asked_for() -> None:
     assert not settings().validate_records
     assert settings(validate_records="true").validate_records
+
+
+def test_what_compaction_goes_by() -> None:
+    config = settings(
+        cleanup_policy="compact,delete",
+        min_cleanable_dirty_ratio="0.2",
+        min_compaction_lag_ms="3",
+        max_compaction_lag_ms="4",
+        delete_retention_ms="5",
+    )
+    assert (config.compact, config.delete, config.min_cleanable_ratio) == (True, True, 0.2)
+    assert (config.min_compaction_lag_ms, config.max_compaction_lag_ms, config.delete_retention_ms) == (3, 4, 5)
+    assert config.compact_at_bytes is None
+
+
+def test_the_state_of_coordinators_is_compacted_early() -> None:
+    assert settings(internal=True).compact_at_bytes == COMPACT_STATE_AT_BYTES
