@@ -12,24 +12,29 @@ import logging
 import resource
 import socket
 import uuid
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 from millrace.clock import Clock, SystemClock
 from millrace.cluster.controller import Controller
 from millrace.cluster.presence import Presence
-from millrace.config import BrokerConfig
+from millrace.config import BrokerConfig, group_value
 from millrace.errors import MillraceError, StorageError
 from millrace.groups.coordinator import GroupCoordinator
-from millrace.groups.settings import GroupSettings
+from millrace.groups.modern_shard import Surroundings
+from millrace.groups.settings import GroupSettings, GroupTimes
 from millrace.handlers import registry
 from millrace.handlers.context import Services
 from millrace.handlers.fetch_sessions import FetchSessions
-from millrace.metadata.deltas import Endpoint
+from millrace.metadata.deltas import Endpoint, ResourceType
 from millrace.metadata.embedded import FILE_NAME, Database, EmbeddedStore
 from millrace.metadata.store import MetadataStore
-from millrace.model import CONSUMER_OFFSETS_TOPIC
+from millrace.model import CONSUMER_OFFSETS_TOPIC, SHARE_STATE_TOPIC, TopicPartition
+from millrace.queues.coordinator import ShareCoordinator
+from millrace.queues.persister import Persister
+from millrace.queues.settings import CoordinatorSettings, QueueSettings
+from millrace.queues.share_partitions import SharePartitions
 from millrace.replication.follower import Fetchers, FetchSettings
 from millrace.replication.partition import Partition
 from millrace.replication.proposals import IsrProposals
@@ -37,6 +42,7 @@ from millrace.replication.replicas import Replicas
 from millrace.replication.state_topic import StateTopic
 from millrace.server.flow import DEFAULT_BUDGET_BYTES, ConnectionLimits, MemoryBudget
 from millrace.server.listener import Listener
+from millrace.storage.cleaner import Cleaner, CleanerSettings, Compactable
 from millrace.storage.files import Files
 from millrace.storage.logdirs import LogDirs
 from millrace.transactions.producer_ids import ProducerIds
@@ -125,11 +131,22 @@ class Broker:
         offsets_topic = StateTopic(
             CONSUMER_OFFSETS_TOPIC,
             lambda index: replicas.led(CONSUMER_OFFSETS_TOPIC, index),
-            lambda: _offsets_partitions(controller, config),
+            lambda: _partitions(controller, config, CONSUMER_OFFSETS_TOPIC, "offsets.topic.num.partitions"),
         )
         groups = GroupCoordinator(
-            clock=self.clock, settings=GroupSettings.from_config(config), state_topic=offsets_topic
+            clock=self.clock,
+            settings=GroupSettings.from_config(config),
+            state_topic=offsets_topic,
+            surroundings=Surroundings(
+                image=lambda: controller.image,
+                times=lambda group_id: GroupTimes.from_config(
+                    controller.image.config(ResourceType.GROUP, group_id), config
+                ),
+            ),
         )
+        share_state = self._share_coordinator(controller, replicas)
+        persister = self._persister(controller, share_state)
+        queues = self._share_partitions(controller, replicas, persister)
         self.services = Services(
             config=config,
             clock=self.clock,
@@ -137,6 +154,8 @@ class Broker:
             controller=controller,
             replicas=replicas,
             groups=groups,
+            share_state=share_state,
+            queues=queues,
             log_dirs=log_dirs,
             fetch_sessions=FetchSessions(config.get_int("max.incremental.fetch.session.cache.slots")),
             producer_ids=ProducerIds(controller.next_producer_id_block),
@@ -150,7 +169,8 @@ class Broker:
         self._stops.append(controller.stop)
         await controller.load()
         await controller.start(self._endpoints())
-        _follow_partitions(replicas, groups)
+        _follow_partitions(replicas, groups, share_state)
+        replicas.on_unled.append(lambda _, gone: _close_queues(queues, gone))
         replicas.load(controller.image)
         controller.on_image(replicas.apply)
         controller.on_image(presence.follow)
@@ -158,11 +178,15 @@ class Broker:
         proposals.start()
         self._stops.append(proposals.stop)
         self._stops.append(groups.stop)
+        self._stops.append(share_state.stop)
+        self._stops.append(persister.stop)
+        self._stops.append(queues.stop)
         for listener in self._listeners:
             await listener.serve()
         self._stops.append(self._stop_listening)
         self._stops.append(lambda: self._hand_over(controller))
         self._spawn("retention", self._keep_retention(replicas))
+        self._spawn("compaction", self._cleaner(log_dirs, replicas).run())
         self._spawn("checkpoints", self._keep_checkpoints(log_dirs))
         self._spawn("high watermarks", self._keep_high_watermarks(log_dirs, replicas))
         logger.info(
@@ -222,6 +246,58 @@ class Broker:
         replicas.wants_isr = proposals.consider
         return fetchers, proposals
 
+    def _share_coordinator(self, controller: Controller, replicas: Replicas) -> ShareCoordinator:
+        config = self.config
+
+        def partitions_of(topic_id: uuid.UUID) -> int:
+            topic = controller.image.topics_by_id.get(topic_id)
+            return 0 if topic is None else len(topic.partitions)
+
+        def prune(index: int, offset: int) -> None:
+            partition = replicas.led(SHARE_STATE_TOPIC, index)
+            if partition is not None:
+                partition.delete_records_before(offset)
+
+        return ShareCoordinator(
+            clock=self.clock,
+            settings=CoordinatorSettings.from_config(config),
+            state_topic=StateTopic(
+                SHARE_STATE_TOPIC,
+                lambda index: replicas.led(SHARE_STATE_TOPIC, index),
+                lambda: _partitions(
+                    controller, config, SHARE_STATE_TOPIC, "share.coordinator.state.topic.num.partitions"
+                ),
+            ),
+            partitions_of=partitions_of,
+            prune=prune,
+        )
+
+    def _persister(self, controller: Controller, share_state: ShareCoordinator) -> Persister:
+        return Persister(
+            broker_id=self.config.broker_id,
+            listener=self.config.inter_broker_listener,
+            local=share_state,
+            image=lambda: controller.image,
+            ensure_topic=controller.ensure_internal_topic,
+            clock=self.clock,
+        )
+
+    def _share_partitions(self, controller: Controller, replicas: Replicas, persister: Persister) -> SharePartitions:
+        config = self.config
+
+        def settings_of(group_id: str) -> QueueSettings:
+            overrides = controller.image.config(ResourceType.GROUP, group_id)
+            return QueueSettings.of_group(lambda name: group_value(name, overrides, config))
+
+        return SharePartitions(
+            find=lambda topic_id, index: replicas.find(topic_id.bytes, index),
+            persister=persister,
+            settings_of=settings_of,
+            is_member=lambda _group, _member: False,  # there are no members before ShareGroupHeartbeat is served
+            max_sessions=config.get_int("group.share.max.share.sessions"),
+            clock=self.clock,
+        )
+
     # ------------------------------------------------------------------------------------------------------- listeners
 
     def _make_listeners(self, limits: ConnectionLimits) -> None:
@@ -266,6 +342,8 @@ class Broker:
         # Parked requests are answered first, so that connections have nothing left to wait for.
         self.services.replicas.begin_closing()
         self.services.groups.begin_closing()
+        self.services.queues.begin_closing()
+        self.services.share_state.begin_closing()
         await asyncio.gather(*(listener.stop(DRAIN_S) for listener in self._listeners))
 
     def _advertised(self, listener: str) -> tuple[str, int]:
@@ -294,6 +372,25 @@ class Broker:
                 except StorageError as error:
                     logger.error("retention of %r: %s", partition, error)  # noqa: TRY400
                 await asyncio.sleep(0)
+
+    def _cleaner(self, log_dirs: LogDirs, replicas: Replicas) -> Cleaner:
+        def compactable() -> Iterator[Compactable]:
+            for partition in replicas:
+                try:
+                    log = partition.compactable_log()
+                except StorageError as error:
+                    logger.error("compaction of %r: %s", partition, error)  # noqa: TRY400
+                    continue
+                if log is not None:
+                    key = TopicPartition(partition.topic, partition.index)
+                    yield Compactable(key, log, lambda partition=partition: partition.committed.offset)  # type: ignore[misc]
+
+        return Cleaner(
+            settings=lambda: CleanerSettings.from_config(self.config),
+            compactable=compactable,
+            written_down=log_dirs.cleaned_offsets_later,
+            clock=self.clock,
+        )
 
     async def _keep_checkpoints(self, log_dirs: LogDirs) -> None:
         """Write down how far each log is on disk, so that a crash has little to scan."""
@@ -329,32 +426,44 @@ def _store_for(config: BrokerConfig, clock: Clock) -> MetadataStore:
     )
 
 
-def _follow_partitions(replicas: Replicas, groups: GroupCoordinator) -> None:
-    """Tell the group coordinator which partitions of its topic it answers for."""
+def _follow_partitions(replicas: Replicas, groups: GroupCoordinator, share_state: ShareCoordinator) -> None:
+    """Tell the coordinators which partitions of their topics they answer for."""
+    coordinators: dict[str, GroupCoordinator | ShareCoordinator] = {
+        CONSUMER_OFFSETS_TOPIC: groups,
+        SHARE_STATE_TOPIC: share_state,
+    }
 
     def led(topic: str, partitions: list[Partition]) -> None:
-        if topic == CONSUMER_OFFSETS_TOPIC:
+        coordinator = coordinators.get(topic)
+        if coordinator is not None:
             for partition in partitions:
-                groups.partition_became_leader(partition.index)
+                coordinator.partition_became_leader(partition.index)
 
     def unled(topic: str, partitions: list[Partition]) -> None:
-        if topic == CONSUMER_OFFSETS_TOPIC:
+        coordinator = coordinators.get(topic)
+        if coordinator is not None:
             for partition in partitions:
-                groups.partition_lost(partition.index)
+                coordinator.partition_lost(partition.index)
 
     def deleted(topic: str, topic_id: uuid.UUID) -> None:
-        if topic != CONSUMER_OFFSETS_TOPIC:
+        if topic not in coordinators:
             groups.topics_deleted({topic: topic_id})
+            share_state.topic_deleted(topic_id)
 
     replicas.on_led.append(led)
     replicas.on_unled.append(unled)
     replicas.on_deleted.append(deleted)
 
 
-def _offsets_partitions(controller: Controller, config: BrokerConfig) -> int:
-    """How many partitions the offsets topic has, or will have once it is created."""
-    topic = controller.image.topic(CONSUMER_OFFSETS_TOPIC)
-    return len(topic.partitions) if topic else config.get_int("offsets.topic.num.partitions")
+def _close_queues(queues: SharePartitions, gone: list[Partition]) -> None:
+    for partition in gone:
+        queues.unled(partition.topic_id, (partition.index,))
+
+
+def _partitions(controller: Controller, config: BrokerConfig, topic: str, setting: str) -> int:
+    """How many partitions an internal topic has, or will have once it is created."""
+    found = controller.image.topic(topic)
+    return len(found.partitions) if found else config.get_int(setting)
 
 
 def _connection_limit(config: BrokerConfig) -> int:

@@ -1,10 +1,10 @@
 """Replay equals live: whatever a coordinator went through, its log read back gives what it had in memory.
 
 A history is a random list of things that happen to one shard: commits, joins, restarts of static members, rebalances,
-departures, expiries, deletions, refused writes, and a log that commits late. At every check the offsets in memory are
-those of the committed part of the log; at the end, with everything committed, so is every group that is at rest. The
-one exception is a group that became empty while the log refused writes: as in Kafka its old generation stays in the
-log, and would time out after a restart.
+departures, expiries, deletions, refused writes, and a log that commits late. Groups are classic or of KIP-848, and
+become one from the other. At every check the offsets in memory are those of the committed part of the log; at the end,
+with everything committed, so is every group that is at rest. The one exception is a classic group that became empty
+while the log refused writes: as in Kafka its old generation stays in the log, and would time out after a restart.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 from hypothesis import given, settings
@@ -23,22 +24,30 @@ from millrace.groups import records
 from millrace.groups.coordinator import GroupCoordinator
 from millrace.groups.effects import LeaveRequest, SyncRequest
 from millrace.groups.group import ClassicGroup, GroupState
-from millrace.groups.settings import GroupSettings
+from millrace.groups.modern import ModernHeartbeat
+from millrace.groups.modern_shard import Surroundings
+from millrace.groups.settings import GroupSettings, GroupTimes
 from millrace.groups.shard import OffsetToCommit, Shard
+from millrace.groups.subscription import write_assignment
+from millrace.groups.target import flatten
 from millrace.records.batch import split
 from millrace.records.decode import iter_records
 from millrace.replication.state_topic import breathe
 from support.groups import RANGE, STICKY, join_request
+from support.modern_groups import image_of, state_of
 from support.state_topic import FakeTopic
 
 GROUPS = ("g1", "g2")
 TOPICS = ("orders", "users")
 TOPIC_IDS = {topic: uuid.UUID(int=number) for number, topic in enumerate(TOPICS, 10)}
+IMAGE = image_of(orders=4, users=2)
 SETTINGS = GroupSettings(
     initial_rebalance_delay_ms=100,
     offsets_retention_ms=60_000,
     offsets_retention_check_interval_ms=7_000,
 )
+
+SURROUNDINGS = Surroundings(image=lambda: IMAGE, times=lambda _: GroupTimes(assignment_interval_ms=0))
 
 
 class World:
@@ -47,7 +56,10 @@ class World:
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.fake = FakeTopic()
-        self.groups = GroupCoordinator(clock=self.clock, settings=SETTINGS, state_topic=self.fake.topic)
+        self.groups = GroupCoordinator(
+            clock=self.clock, settings=SETTINGS, state_topic=self.fake.topic, surroundings=SURROUNDINGS
+        )
+        self.newcomers = 0
         self.pending: list[asyncio.Future[Any]] = []
 
     async def start(self) -> None:
@@ -112,7 +124,11 @@ class World:
         live = self.shard.groups.get(group)
         if live is None:
             return
-        assignments = tuple((each, f"{each}@{live.generation}".encode()) for each in live.members)
+        assignments = tuple(
+            # The generation is the partition of a topic that does not exist: it shows what is stale.
+            (each, write_assignment({"orders": [number], "generation": [live.generation]}, RANGE.metadata))
+            for number, each in enumerate(live.members)
+        )
         for member in list(live.members.values()):
             leads = member.member_id == live.leader_id
             request = SyncRequest(
@@ -130,6 +146,68 @@ class World:
         members = [LeaveRequest(each.member_id, each.instance_id) for each in live.members.values()] if live else []
         if members:
             self.groups.leave(group, members if everybody else members[:1])
+
+    async def modern_join(self, group: str, instance_id: str | None, pattern: str | None) -> None:
+        """Somebody new, by the new protocol: a classic group becomes a consumer group."""
+        self.newcomers += 1
+        self.spawn(
+            self.groups.modern_heartbeat(
+                group,
+                ModernHeartbeat(
+                    f"new-{self.newcomers}",
+                    0,
+                    instance_id=instance_id,
+                    rebalance_timeout_ms=5_000,
+                    topics=("orders",),
+                    pattern=pattern,
+                    owned=(),
+                ),
+            )
+        )
+
+    async def modern_beat(self, group: str, has_given_up: bool) -> None:
+        """Every member shows itself, by its own protocol."""
+        live = self.shard.modern.groups.get(group)
+        for member in list(live.members.values()) if live else ():
+            if member.is_classic:
+                request = join_request(
+                    member.member_id,
+                    instance_id=member.info.instance_id,
+                    protocols=(member.info.classic.protocols if member.info.classic else ()),
+                    session_timeout_ms=20_000,
+                    rebalance_timeout_ms=5_000,
+                )
+                self.spawn(self.groups.join(group, request))
+            else:
+                self.spawn(
+                    self.groups.modern_heartbeat(
+                        group,
+                        ModernHeartbeat(
+                            member.member_id,
+                            max(member.held.epoch, 0),
+                            instance_id=member.info.instance_id,
+                            rebalance_timeout_ms=5_000,
+                            topics=member.info.topics,
+                            owned=list(flatten(member.held.assigned)) if has_given_up and member.held.epoch > 0 else (),
+                        ),
+                    )
+                )
+            await self.rest()
+
+    async def modern_leave(self, group: str, epoch: int) -> None:
+        live = self.shard.modern.groups.get(group)
+        for member in list(live.members.values())[:1] if live else ():
+            if member.is_classic:
+                with suppress(ApiError):  # where the log refuses it
+                    self.groups.leave(group, [LeaveRequest(member.member_id, member.info.instance_id)])
+            else:
+                instance_id = member.info.instance_id
+                epoch = epoch if instance_id else -1
+                self.spawn(
+                    self.groups.modern_heartbeat(
+                        group, ModernHeartbeat(member.member_id, epoch, instance_id=instance_id)
+                    )
+                )
 
     async def wait(self, seconds: float) -> None:
         self.clock.advance(seconds)
@@ -170,8 +248,11 @@ class World:
 
     # What must hold
 
+    def unread(self) -> Shard:
+        return Shard(0, 0, topic=self.fake.topic, settings=SETTINGS, clock=ManualClock(), surroundings=SURROUNDINGS)
+
     def replayed(self) -> Shard:
-        shard = Shard(0, 0, topic=self.fake.topic, settings=SETTINGS, clock=ManualClock())
+        shard = self.unread()
         end = self.fake[0].high_watermark.offset
         for _, data in self.fake[0].log.batches:
             for batch in split(data):
@@ -202,14 +283,16 @@ class World:
                 assert at_rest(live) == at_rest(read_groups[group_id])
             else:
                 assert read_groups[group_id].generation <= live.generation
+        assert modern_of(self.shard) == modern_of(replayed)
         loaded = await self.fake.topic.load(0)
-        latest = Shard(0, 0, topic=self.fake.topic, settings=SETTINGS, clock=ManualClock())
+        latest = self.unread()
         for record in loaded:
             latest.replay(record.key, record.value, record.offset)
         # The latest record of every key says the same as all records in order.
         assert {key: at_rest(group) for key, group in latest.groups.items()} == {
             key: at_rest(group) for key, group in read_groups.items()
         }
+        assert modern_of(latest) == modern_of(replayed)
         for group in GROUPS:
             assert latest.offsets.of_group(group) == replayed.offsets.of_group(group)
 
@@ -220,6 +303,10 @@ class World:
         results = await asyncio.gather(*self.pending, return_exceptions=True)
         for result in results:
             assert not isinstance(result, Exception) or isinstance(result, ApiError), result
+
+
+def modern_of(shard: Shard) -> dict[str, object]:
+    return {group_id: state_of(group) for group_id, group in shard.modern.groups.items()}
 
 
 def at_rest(group: ClassicGroup) -> tuple[object, ...]:
@@ -283,6 +370,10 @@ EVENTS = st.one_of(
     _event(World.free_the_log),
     _event(World.commit_some),
     _event(World.refuse),
+    _event(World.modern_join, _GROUP, st.sampled_from([None, "red"]), st.sampled_from([None, "u.*"])),
+    _event(World.modern_beat, _GROUP, st.booleans()),
+    _event(World.modern_beat, _GROUP, st.booleans()),
+    _event(World.modern_leave, _GROUP, st.sampled_from([-1, -2])),
 )
 
 
@@ -294,6 +385,8 @@ PRELUDE: list[Event] = [
     (World.commit, ("g1", "orders", 0, -1, True)),
     (World.commit, ("g1", "users", 1, -1, True)),
 ]
+# And some with a group on its way from one protocol to the other.
+MIXED: list[Event] = [*PRELUDE, (World.modern_join, ("g1", None, None)), (World.modern_beat, ("g1", True))]
 
 
 async def run(history: list[Event]) -> None:
@@ -312,6 +405,6 @@ async def run(history: list[Event]) -> None:
 
 
 @settings(max_examples=600, deadline=None)
-@given(st.sampled_from([[], PRELUDE]), st.lists(EVENTS, min_size=5, max_size=50))
+@given(st.sampled_from([[], PRELUDE, MIXED]), st.lists(EVENTS, min_size=5, max_size=50))
 def test_replay_equals_live(prelude: list[Event], history: list[Event]) -> None:
     asyncio.run(run(prelude + history))

@@ -10,9 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from millrace.clock import ManualClock
+from millrace.cluster.image import ClusterImage
+from millrace.cluster.planning import NewTopic
 from millrace.groups.coordinator import GroupCoordinator
-from millrace.groups.settings import GroupSettings
-from millrace.handlers.context import RequestContext
+from millrace.groups.modern_shard import Surroundings
+from millrace.groups.settings import GroupSettings, GroupTimes
+from millrace.handlers.context import RequestContext, Services
+from millrace.metadata.deltas import ResourceType
 from millrace.replication.state_topic import breathe
 from millrace.wire.codec import decode, encode
 from millrace.wire.frame import RequestHeader
@@ -51,6 +55,11 @@ class GroupHandling:
         """A request that waits."""
         return asyncio.ensure_future(self.call(handler, request, version, **changes))
 
+    async def create_topic(self, name: str, partitions: int) -> None:
+        """A topic of the cluster image."""
+        (outcome,) = await self.handling.controller.create_topics([NewTopic(name, partitions, 1)])
+        assert outcome.error is None, outcome
+
     async def advance(self, seconds: float) -> None:
         """Let everything come to rest, move time, and again."""
         for _ in range(20):
@@ -63,9 +72,21 @@ class GroupHandling:
 @asynccontextmanager
 async def group_handling() -> AsyncIterator[GroupHandling]:
     clock, log = ManualClock(), FakeTopic(PARTITIONS)
-    groups = GroupCoordinator(clock=clock, settings=GroupSettings(), state_topic=log.topic)
+    services: list[Services] = []
+    groups = GroupCoordinator(
+        clock=clock,
+        settings=GroupSettings(),
+        state_topic=log.topic,
+        surroundings=Surroundings(
+            image=lambda: services[0].image if services else ClusterImage(),
+            times=lambda group_id: GroupTimes.from_config(
+                services[0].image.config(ResourceType.GROUP, group_id), services[0].config
+            ),
+        ),
+    )
     settings = {"offsets.topic.num.partitions": str(PARTITIONS), "offsets.topic.replication.factor": "1"}
     async with handling(settings, groups=groups, clock=clock) as on:
+        services.append(on.services)
         for index in range(PARTITIONS):
             groups.partition_became_leader(index)
         await groups.loaded()

@@ -10,6 +10,8 @@ from millrace.records.decode import iter_records
 from millrace.replication.state_topic import StateTopic
 from millrace.replication.watermark import Watermark
 
+MAX_BATCH_BYTES = 1_048_588
+
 
 @dataclass(frozen=True)
 class FakeAppend:
@@ -61,9 +63,10 @@ class FakePartition:
     def append(self, records: bytes, *, from_client: bool) -> FakeAppend:
         assert not from_client
         keys = {record.key for record in iter_records(records)}
-        if self.refuse is not None:
+        refuse = ErrorCode.MESSAGE_TOO_LARGE if len(records) > MAX_BATCH_BYTES else self.refuse
+        if refuse is not None:
             self.refused_keys |= keys
-            raise ApiError(self.refuse)
+            raise ApiError(refuse)
         self.refused_keys -= keys
         header = read_header(records)
         base = self.log.end_offset

@@ -92,7 +92,10 @@ def describe(
                 (one["topic"], one["partition"], one["committed"], one["end_offset"], one["lag"], one["member"])
                 for one in group["partitions"]
             ],
-            title=f"{group['group']}  state={group['state']} members={len(group['members'])} lag={group['lag']:,}",
+            title=(
+                f"{group['group']}  state={group['state']} type={group['type']} members={len(group['members'])}"
+                f" lag={group['lag']:,}"
+            ),
         )
         if members:
             print_table(
@@ -241,6 +244,7 @@ def _description(admin: AdminClient, name: str) -> dict[str, Any]:
         )
     return {
         "group": name,
+        "type": _word(getattr(described, "type", None)),
         "state": state,
         "assignor": described.partition_assignor or None,
         "lag": sum(one["lag"] or 0 for one in partitions),

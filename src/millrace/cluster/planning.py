@@ -311,7 +311,7 @@ def auto_created_topic(name: str, image: ClusterImage, config: BrokerConfig) -> 
             factor,
             configs=(
                 ("cleanup.policy", "delete"),
-                ("compression.type", "none"),
+                ("compression.type", "producer"),
                 ("min.insync.replicas", str(fitting("share.coordinator.state.topic.min.isr", factor))),
                 ("retention.ms", "-1"),
                 ("segment.bytes", segment_bytes("share.coordinator.state.topic.segment.bytes")),

@@ -210,6 +210,15 @@ def loaded(group: ClassicGroup, settings: GroupSettings, now_ms: int) -> list[Ef
     return step.effects
 
 
+def took_over(group: ClassicGroup, settings: GroupSettings, now_ms: int) -> list[Effect]:
+    """The group was a consumer group of KIP-848 until now: its members are told to join, one after the other."""
+    step = Step(group, settings, now_ms)
+    for member in group.members.values():
+        step.renew_session(member)
+    prepare(step)
+    return step.effects
+
+
 def unload(group: ClassicGroup, error: ErrorCode, settings: GroupSettings, now_ms: int) -> list[Effect]:
     """The group is no longer ours (or is being deleted): everybody who waits is sent away; timers are the owner's."""
     step = Step(group, settings, now_ms)

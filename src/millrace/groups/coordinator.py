@@ -3,7 +3,8 @@
 Owner of the shards and of their tasks. Handlers call it; every failure that concerns a whole request is an ApiError.
 A shard answers only while this broker still leads its partition in the epoch under which it was loaded, because an
 answer from the memory of a former coordinator can be fatal to a client (KAFKA-21181). Not here: the protocol
-(`classic`), durability (`shard`), requests and responses (`handlers.groups`, `handlers.group_offsets`).
+(`classic`, `modern`), durability (`shard`), requests and responses (`handlers.groups`, `handlers.consumer_groups`,
+`handlers.group_offsets`).
 """
 
 from __future__ import annotations
@@ -26,15 +27,21 @@ from millrace.groups.effects import (
     SyncResult,
 )
 from millrace.groups.group import ClassicGroup, GroupState
+from millrace.groups.modern import HeartbeatResult, ModernHeartbeat, check_fetch
+from millrace.groups.modern_group import ModernGroup
+from millrace.groups.modern_shard import Surroundings
 from millrace.groups.offsets import TopicOffsets
 from millrace.groups.settings import GroupSettings
 from millrace.groups.shard import OffsetToCommit, Shard, ShardState
+from millrace.groups.subscription import CONSUMER_PROTOCOL_TYPE
 from millrace.model import NO_TIMESTAMP
 from millrace.replication.state_topic import StateTopic
 
 log = logging.getLogger(__name__)
 
 CLASSIC_TYPE = "classic"
+CONSUMER_TYPE = "consumer"
+_NO_SURROUNDINGS = Surroundings()
 MAX_TIMESTAMP_MS = 2**63 - 1
 MAX_MEMBER_ID_STEM = 255
 """How much of a client's own text goes into the member id it is given: an id must fit every answer it appears in."""
@@ -63,11 +70,29 @@ class DescribedGroup:
     members: tuple[DescribedMember, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class ListedGroup:
+    """A group of either kind in a list."""
+
+    group_id: str
+    state: str
+    protocol_type: str
+    group_type: str
+
+
 class GroupCoordinator:
     """Every group whose partition of `__consumer_offsets` this broker leads."""
 
-    def __init__(self, *, clock: Clock, settings: GroupSettings, state_topic: StateTopic) -> None:
+    def __init__(
+        self,
+        *,
+        clock: Clock,
+        settings: GroupSettings,
+        state_topic: StateTopic,
+        surroundings: Surroundings = _NO_SURROUNDINGS,
+    ) -> None:
         self.settings = settings
+        self._surroundings = surroundings
         self._clock = clock
         self._topic = state_topic
         self._shards: dict[int, Shard] = {}
@@ -77,7 +102,7 @@ class GroupCoordinator:
         self._is_expiring = False
 
     def __repr__(self) -> str:
-        groups = sum(len(shard.groups) for shard in self._shards.values())
+        groups = sum(len(shard.groups) + len(shard.modern.groups) for shard in self._shards.values())
         return f"<group coordinator of {len(self._shards)} partitions, {groups} groups>"
 
     # Life
@@ -105,7 +130,14 @@ class GroupCoordinator:
         if not self._is_expiring:
             self._is_expiring = True
             self._chore(self._expire_for_ever())
-        shard = Shard(index, epoch, topic=self._topic, settings=self.settings, clock=self._clock)
+        shard = Shard(
+            index,
+            epoch,
+            topic=self._topic,
+            settings=self.settings,
+            clock=self._clock,
+            surroundings=self._surroundings,
+        )
         self._shards[index] = shard
         self._tasks[index] = asyncio.get_running_loop().create_task(shard.run(), name=f"group shard {index}")
 
@@ -163,6 +195,15 @@ class GroupCoordinator:
         """LeaveGroup, one result per member."""
         return self._shard(group_id, needs_name=True).leave(group_id, requests)
 
+    async def modern_heartbeat(self, group_id: str, request: ModernHeartbeat) -> HeartbeatResult:
+        """ConsumerGroupHeartbeat; returns when what it changed is durable."""
+        if not group_id:
+            raise ApiError(ErrorCode.INVALID_REQUEST, "GroupId can't be empty.")
+        shard = self._shard(group_id)
+        if not request.member_id and not request.needs_member_id:
+            request = replace(request, member_id=str(uuid.uuid4()))
+        return await shard.modern.heartbeat(group_id, request)
+
     # Offsets
 
     async def commit(
@@ -174,34 +215,47 @@ class GroupCoordinator:
         instance_id: str | None = None,
         generation: int = -1,
         retention_ms: int = -1,
-        missing_group: ErrorCode = ErrorCode.GROUP_ID_NOT_FOUND,
+        has_member_epochs: bool = True,
     ) -> list[ErrorCode]:
         """Commit offsets; one error per offset, in their order. Returns when they are durable and visible.
 
+        `has_member_epochs` says that the client could send an epoch of KIP-848 as generation (OffsetCommit v9).
         Cancellation does not take a commit back. ApiError: the request as a whole is refused.
         """
         shard = self._shard(group_id)
-        error = shard.check_commit(group_id, member_id, instance_id, generation, missing_group)
-        if error is not ErrorCode.NONE:
-            raise ApiError(error)
+        check = shard.check_commit(group_id, member_id, instance_id, generation, has_member_epochs=has_member_epochs)
         limit = self.settings.offset_metadata_max_bytes
-        accepted = [offset for offset in offsets if len(offset.metadata) <= limit]
+        errors = [
+            ErrorCode.OFFSET_METADATA_TOO_LARGE
+            if len(offset.metadata) > limit
+            else check(offset.topic_id, offset.partition)
+            for offset in offsets
+        ]
+        accepted = [offset for offset, error in zip(offsets, errors, strict=True) if error is ErrorCode.NONE]
         if accepted:
             expire_ms = (
                 NO_TIMESTAMP if retention_ms < 0 else min(self._clock.wall_ms() + retention_ms, MAX_TIMESTAMP_MS)
             )
             await shard.commit(group_id, accepted, expire_ms)
-        return [
-            ErrorCode.NONE if len(offset.metadata) <= limit else ErrorCode.OFFSET_METADATA_TOO_LARGE
-            for offset in offsets
-        ]
+        return errors
 
-    async def fetch_offsets(self, group_id: str, *, require_stable: bool = False) -> TopicOffsets:
+    async def fetch_offsets(
+        self,
+        group_id: str,
+        *,
+        require_stable: bool = False,
+        member_id: str | None = None,
+        member_epoch: int = -1,
+    ) -> TopicOffsets:
         """What the group has committed, by topic and partition; a view to be read before the next await.
 
-        With `require_stable` commits that are on their way are waited for.
+        With `require_stable` commits that are on their way are waited for. A member of a KIP-848 group that names
+        itself must be in its current epoch.
         """
         shard = self._shard(group_id)
+        group = shard.modern.groups.get(group_id)
+        if group is not None:
+            check_fetch(group, member_id, member_epoch)
         if require_stable:
             try:
                 await shard.settled()
@@ -216,10 +270,10 @@ class GroupCoordinator:
     ) -> dict[tuple[str, int], ErrorCode]:
         """Delete committed offsets of topics that no member subscribes to; one error per partition."""
         shard = self._shard(group_id, needs_name=True)
-        group = shard.groups.get(group_id)
+        group: ClassicGroup | ModernGroup | None = shard.modern.groups.get(group_id) or shard.groups.get(group_id)
         if group is None or group.state is GroupState.DEAD:
             raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND, f"group {group_id} not found")
-        if group.state is not GroupState.EMPTY and not group.uses_consumer_protocol:
+        if isinstance(group, ClassicGroup) and group.state is not GroupState.EMPTY and not group.uses_consumer_protocol:
             raise ApiError(ErrorCode.NON_EMPTY_GROUP, f"group {group_id} has members")
         results = {
             (topic, partition): (
@@ -240,14 +294,18 @@ class GroupCoordinator:
     # Administration
 
     def describe(self, group_id: str) -> DescribedGroup | None:
-        """The group, or None where there is none."""
+        """The classic group, or None where there is none."""
         group = self._shard(group_id).groups.get(group_id)
         return None if group is None else _described(group)
 
+    def describe_modern(self, group_id: str) -> ModernGroup | None:
+        """The KIP-848 group, to be read and not kept, or None where there is none."""
+        return self._shard(group_id, needs_name=True).modern.groups.get(group_id)
+
     def list_groups(
         self, states: Collection[str] = (), types: Collection[str] = ()
-    ) -> tuple[ErrorCode, list[DescribedGroup]]:
-        """The groups of this broker in any of `states` and of any of `types` (none named: all), without members.
+    ) -> tuple[ErrorCode, list[ListedGroup]]:
+        """The groups of this broker in any of `states` and of any of `types` (none named: all).
 
         While a partition is still loading the list is incomplete, and the error says so.
         """
@@ -256,18 +314,25 @@ class GroupCoordinator:
         wanted_states = {state.strip().lower() for state in states}
         wanted_types = {kind.strip().lower() for kind in types}
         error = ErrorCode.NONE
-        found: list[DescribedGroup] = []
+        found: list[ListedGroup] = []
         for shard in self._shards.values():
             if shard.state is ShardState.LOADING:
                 error = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
-            if shard.state is not ShardState.ACTIVE or (wanted_types and CLASSIC_TYPE not in wanted_types):
-                continue
-            found.extend(
-                DescribedGroup(group.group_id, group.state, group.protocol_type or "", "", ())
-                for group in shard.groups.values()
-                if not wanted_states or group.state.value.lower() in wanted_states
-            )
-        return error, found
+            if shard.state is ShardState.ACTIVE:
+                found += [
+                    ListedGroup(group.group_id, group.state.value, group.protocol_type or "", CLASSIC_TYPE)
+                    for group in shard.groups.values()
+                ]
+                found += [
+                    ListedGroup(group.group_id, group.state.value, CONSUMER_PROTOCOL_TYPE, CONSUMER_TYPE)
+                    for group in shard.modern.groups.values()
+                ]
+        return error, [
+            group
+            for group in found
+            if (not wanted_types or group.group_type in wanted_types)
+            and (not wanted_states or group.state.lower() in wanted_states)
+        ]
 
     async def delete_groups(self, group_ids: Sequence[str]) -> dict[str, ErrorCode]:
         """Delete empty groups and their offsets, durably; one error per group."""

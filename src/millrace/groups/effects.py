@@ -108,7 +108,7 @@ class LeaveResult:
 
 
 class TimerKind(Enum):
-    """The three clocks of a group."""
+    """The clocks of a group; a KIP-848 group has all of them per member."""
 
     SESSION = "session"
     """A member (or an id that was handed out) must show itself."""
@@ -116,6 +116,8 @@ class TimerKind(Enum):
     """The join phase must end."""
     SYNC = "sync"
     """Every member must fetch its assignment."""
+    REBALANCE = "rebalance"
+    """A member must give up what it was told to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +179,14 @@ class SetTimer:
 
 
 @dataclass(frozen=True, slots=True)
+class StartTimer:
+    """As `SetTimer`, unless the timer is running already."""
+
+    key: TimerKey
+    delay_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class CancelTimer:
     """Forget the timer."""
 
@@ -191,4 +201,5 @@ class Store:
     token: int | None
 
 
+TimerEffect = SetTimer | StartTimer | CancelTimer
 Effect = AnswerJoin | AnswerSync | SetTimer | CancelTimer | Store

@@ -7,7 +7,7 @@ yet.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
@@ -82,6 +82,25 @@ class CommittedOffsets:
                 yield group_id, partition, committed
 
 
+def expired_by_commit(
+    is_subscribed_to: Callable[[str], bool], offsets: TopicOffsets, now_ms: int, retention_ms: int
+) -> list[tuple[str, int]]:
+    """Which offsets of a KIP-848 group have outlived their retention: those of topics that nobody subscribes to."""
+    return [
+        (topic, partition)
+        for topic, partitions in offsets.items()
+        if not is_subscribed_to(topic)
+        for partition, committed in partitions.items()
+        if now_ms >= _expiry_ms(committed, committed.commit_timestamp_ms, retention_ms)
+    ]
+
+
+def _expiry_ms(committed: CommittedOffset, base_ms: int, retention_ms: int) -> int:
+    if committed.expire_timestamp_ms != NO_TIMESTAMP:
+        return committed.expire_timestamp_ms
+    return base_ms + retention_ms
+
+
 def expired(group: ClassicGroup, offsets: TopicOffsets, now_ms: int, retention_ms: int) -> list[tuple[str, int]]:
     """Which of a group's offsets have outlived their retention (KIP-211).
 
@@ -100,11 +119,7 @@ def expired(group: ClassicGroup, offsets: TopicOffsets, now_ms: int, retention_m
         if group.is_subscribed_to(topic):
             continue
         for partition, committed in partitions.items():
-            if committed.expire_timestamp_ms != NO_TIMESTAMP:
-                is_expired = now_ms >= committed.expire_timestamp_ms
-            else:
-                base_ms = group.state_timestamp_ms if since_empty else committed.commit_timestamp_ms
-                is_expired = now_ms - base_ms >= retention_ms
-            if is_expired:
+            base_ms = group.state_timestamp_ms if since_empty else committed.commit_timestamp_ms
+            if now_ms >= _expiry_ms(committed, base_ms, retention_ms):
                 gone.append((topic, partition))
     return gone

@@ -2,8 +2,8 @@
 
 A key begins with an int16 that says what the record is (0 and 1: an offset commit, 2: a classic group); a value begins
 with an int16 version. A null value is a tombstone. Kafka 4.3 writes commits at version 4 (version 1 where the commit
-carries its own expiry, which later versions cannot) and groups at version 4; every version is read. Record kinds of
-the newer protocols (KIP-848 consumer groups, share groups, streams) are passed over.
+carries its own expiry, which later versions cannot) and groups at version 4; every version is read. The records of
+KIP-848 consumer groups are in `modern_records`; those of share groups and streams are passed over.
 
 What is not here: what the records mean together (`shard`).
 """
@@ -18,6 +18,7 @@ from uuid import UUID
 
 from millrace.errors import ProtocolError
 from millrace.groups.effects import StoredGroup, StoredMember
+from millrace.groups.modern_records import ModernRecord, read_entry
 from millrace.groups.offsets import CommittedOffset
 from millrace.model import NO_TIMESTAMP
 from millrace.wire.codec import decode, encode
@@ -153,7 +154,14 @@ def group_value(group: StoredGroup) -> bytes:
     return _PREFIX.pack(_GROUP_VERSION) + encode(value, _GROUP_VERSION)
 
 
-def read_record(key: bytes, value: bytes | None, record_offset: int) -> OffsetRecord | GroupRecord | None:
+def group_entry(record: GroupRecord) -> tuple[bytes, bytes | None]:
+    """The key and the value of a group's record."""
+    return group_key(record.group_id), None if record.value is None else group_value(record.value)
+
+
+def read_record(
+    key: bytes, value: bytes | None, record_offset: int
+) -> OffsetRecord | GroupRecord | ModernRecord | None:
     """What a record says, or None for a kind that is not ours; ProtocolError where it cannot be read."""
     if len(key) < _PREFIX.size:
         raise ProtocolError("the key of a group record is too short to say what it is")
@@ -165,7 +173,7 @@ def read_record(key: bytes, value: bytes | None, record_offset: int) -> OffsetRe
     if kind == RecordKind.GROUP_METADATA:
         group, _ = decode(GroupMetadataKey, _KEY_VERSION, key, _PREFIX.size)
         return GroupRecord(group.group, None if value is None else _read_group(value))
-    return None
+    return read_entry(kind, key, value)
 
 
 def _version(value: bytes) -> int:

@@ -1,12 +1,17 @@
-"""The settings a group coordinator obeys, read once from the broker's configuration.
+"""The settings a group coordinator obeys: those of the broker, read once, and those a group can have of its own.
 
 Not here: parsing and validation of settings (`config`). Defaults are Kafka's.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+from millrace.config import BrokerConfig, group_value
+from millrace.config.setting import whole_number
+from millrace.groups.assignors import ASSIGNORS
 
 _MAX_INT32 = 2**31 - 1
 _MS_PER_MINUTE = 60_000
@@ -20,8 +25,26 @@ class SettingsSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class GroupTimes:
+    """What a KIP-848 group can be given as settings of its own."""
+
+    session_timeout_ms: int = 45_000
+    heartbeat_interval_ms: int = 5_000
+    assignment_interval_ms: int = 1_000
+
+    @classmethod
+    def from_config(cls, own: Mapping[str, str], broker: BrokerConfig) -> GroupTimes:
+        """The group's own settings, or else the broker's."""
+        return cls(
+            session_timeout_ms=whole_number(group_value("consumer.session.timeout.ms", own, broker)),
+            heartbeat_interval_ms=whole_number(group_value("consumer.heartbeat.interval.ms", own, broker)),
+            assignment_interval_ms=whole_number(group_value("consumer.assignment.interval.ms", own, broker)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class GroupSettings:
-    """Limits and delays of classic groups and of committed offsets."""
+    """Limits and delays of groups and of committed offsets."""
 
     min_session_timeout_ms: int = 6_000
     max_session_timeout_ms: int = 1_800_000
@@ -37,6 +60,25 @@ class GroupSettings:
     offsets_retention_check_interval_ms: int = 600_000
     offsets_commit_timeout_ms: int = 5_000
     offsets_partitions: int = 50
+    consumer_max_size: int = _MAX_INT32
+    consumer_assignors: tuple[str, ...] = ("uniform", "range")
+    """Of KIP-848 groups; the first is the default."""
+    migration_policy: str = "bidirectional"
+
+    @property
+    def may_upgrade(self) -> bool:
+        """Whether a classic group with members may become a KIP-848 group."""
+        return self.migration_policy in {"bidirectional", "upgrade"}
+
+    @property
+    def may_downgrade(self) -> bool:
+        """Whether a KIP-848 group with classic members only may become a classic group."""
+        return self.migration_policy in {"bidirectional", "downgrade"}
+
+    @property
+    def may_mix(self) -> bool:
+        """Whether classic members may be in a KIP-848 group at all."""
+        return self.migration_policy != "disabled"
 
     @classmethod
     def from_config(cls, config: SettingsSource) -> GroupSettings:
@@ -51,4 +93,12 @@ class GroupSettings:
             offsets_retention_check_interval_ms=int(config.get("offsets.retention.check.interval.ms")),
             offsets_commit_timeout_ms=int(config.get("offsets.commit.timeout.ms")),
             offsets_partitions=int(config.get("offsets.topic.num.partitions")),
+            consumer_max_size=int(config.get("group.consumer.max.size")),
+            consumer_assignors=_known_assignors(config.get("group.consumer.assignors")),
+            migration_policy=str(config.get("group.consumer.migration.policy")).lower(),
         )
+
+
+def _known_assignors(names: Iterable[str]) -> tuple[str, ...]:
+    """Those that there are here; a class of Java, which Kafka would load, is none of them."""
+    return tuple(name for name in names if name in ASSIGNORS) or tuple(ASSIGNORS)

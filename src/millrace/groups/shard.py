@@ -4,9 +4,11 @@ Everything that must survive goes through `_write`: the records are appended at 
 they are durable, strictly in the order of the log. So what is in memory is always what a replay would give, a reader
 never sees what could still be lost, and a client that hung up does not stop its commit from taking effect.
 
+A group is classic (`groups`) or of KIP-848 (`modern`), never both; offsets are kept alike for either.
+
 Owner: the shard's task (`run`), which loads, then confirms writes, until it is closed. All methods are called on the
 loop. Not here: which shard a group belongs to and whether it may answer (`coordinator`), decisions (`classic`,
-`offsets`), bytes (`records`).
+`offsets`), KIP-848 groups (`modern_shard`), bytes (`records`).
 """
 
 from __future__ import annotations
@@ -42,6 +44,8 @@ from millrace.groups.effects import (
     TimerKind,
 )
 from millrace.groups.group import ClassicGroup, GroupState
+from millrace.groups.modern import PartitionCheck
+from millrace.groups.modern_shard import ModernGroups, Surroundings
 from millrace.groups.offsets import CommittedOffset, CommittedOffsets
 from millrace.groups.settings import GroupSettings
 from millrace.groups.timers import Timers
@@ -101,7 +105,14 @@ class Shard:
     """The groups of one partition."""
 
     def __init__(
-        self, index: int, leader_epoch: int, *, topic: StateTopic, settings: GroupSettings, clock: Clock
+        self,
+        index: int,
+        leader_epoch: int,
+        *,
+        topic: StateTopic,
+        settings: GroupSettings,
+        clock: Clock,
+        surroundings: Surroundings,
     ) -> None:
         self.index = index
         self.leader_epoch = leader_epoch
@@ -114,6 +125,7 @@ class Shard:
         self._settings = settings
         self._clock = clock
         self._timers: Timers[tuple[str, TimerKey]] = Timers(clock, self._timer_fired)
+        self.modern = ModernGroups(self, settings=settings, surroundings=surroundings, timers=self._timers)
         self._parked_joins: dict[int, asyncio.Future[JoinResult]] = {}
         self._parked_syncs: dict[int, asyncio.Future[SyncResult]] = {}
         self._next_ticket = 0
@@ -124,7 +136,8 @@ class Shard:
 
     def __repr__(self) -> str:
         return (
-            f"<shard {self.index} epoch {self.leader_epoch} {self.state.value}, {len(self.groups)} groups, "
+            f"<shard {self.index} epoch {self.leader_epoch} {self.state.value}, {len(self.groups)} classic groups, "
+            f"{len(self.modern.groups)} consumer groups, "
             f"{self.offsets.count} offsets, {len(self._writes)} writes under way>"
         )
 
@@ -136,9 +149,10 @@ class Shard:
             await self._load()
             self.state = ShardState.ACTIVE
             for group in list(self.groups.values()):
-                self._perform(group, classic.loaded(group, self._settings, self._clock.wall_ms()))
+                self.perform(group, classic.loaded(group, self._settings, self.now_ms()))
+            self.modern.loaded()
             self.loaded.set()
-            log.log(logging.INFO if self.groups else logging.DEBUG, "loaded %r", self)
+            log.log(logging.INFO if self.groups or self.modern.groups else logging.DEBUG, "loaded %r", self)
             await self._confirm_writes()
         except (ApiError, StorageError) as error:
             log.warning("%r gives up: %s", self, error)
@@ -155,9 +169,7 @@ class Shard:
         self.loaded.set()
         self._timers.cancel_all()
         for group in self.groups.values():
-            self._perform(
-                group, classic.unload(group, ErrorCode.NOT_COORDINATOR, self._settings, self._clock.wall_ms())
-            )
+            self.perform(group, classic.unload(group, ErrorCode.NOT_COORDINATOR, self._settings, self._clock.wall_ms()))
         writes, self._writes = self._writes, deque()
         for write in writes:
             write.fail(ErrorCode.NOT_COORDINATOR)
@@ -181,16 +193,32 @@ class Shard:
                 self._put_offset(group_id, topic, partition, committed)
             case records.GroupRecord(group_id, None):
                 self.groups.pop(group_id, None)
-                if self.offsets.of_group(group_id):
-                    self.groups[group_id] = ClassicGroup(group_id)
+                self.keep_offsets(group_id)
             case records.GroupRecord(group_id, stored) if stored is not None:
+                self.modern.groups.pop(group_id, None)
                 self.groups[group_id] = ClassicGroup.from_record(group_id, stored)
+            case records.OffsetRecord() | records.GroupRecord() | None:
+                pass
+            case record:
+                self.modern.replay(record)
+
+    def keep_offsets(self, group_id: str) -> None:
+        """The group is gone: if it has offsets they are a simple group's from now on."""
+        if self.offsets.of_group(group_id) and group_id not in self.modern:
+            self.groups[group_id] = ClassicGroup(group_id)
 
     # Membership
 
     async def join(self, group_id: str, request: JoinRequest) -> JoinResult:
         """JoinGroup; waits for the rebalance. Cancellation drops the answer, not the membership."""
         now_ms = self._clock.wall_ms()
+        modern_group = self.modern.groups.get(group_id)
+        if modern_group is not None:
+            if modern_group.members:
+                return await self.modern.classic_join(group_id, request)
+            if request.member_id == NO_MEMBER_ID:
+                # Nobody is in the group: it becomes the newcomer's.
+                self.modern.delete(group_id)
         group = self.groups.get(group_id)
         if group is None:
             if request.member_id != NO_MEMBER_ID:
@@ -200,54 +228,67 @@ class Shard:
         ticket = self._ticket()
         answer: asyncio.Future[JoinResult] = asyncio.get_running_loop().create_future()
         self._parked_joins[ticket] = answer
-        self._perform(group, classic.join(group, request, ticket, self._settings, now_ms))
+        self.perform(group, classic.join(group, request, ticket, self._settings, now_ms))
         if not group.is_idle and was_simple:
-            self._perform(group, classic.create(group, now_ms))
+            self.perform(group, classic.create(group, now_ms))
         elif group.is_simple and not self.offsets.of_group(group_id):
             del self.groups[group_id]
         return await answer
 
     async def sync(self, group_id: str, request: SyncRequest) -> SyncResult:
         """SyncGroup; waits for the leader. Cancellation drops the answer, not the membership."""
+        if group_id in self.modern:
+            return await self.modern.classic_sync(group_id, request)
         group = self.groups.get(group_id)
         if group is None:
             return SyncResult(ErrorCode.UNKNOWN_MEMBER_ID)
         ticket = self._ticket()
         answer: asyncio.Future[SyncResult] = asyncio.get_running_loop().create_future()
         self._parked_syncs[ticket] = answer
-        self._perform(group, classic.sync(group, request, ticket, self._settings, self._clock.wall_ms()))
+        self.perform(group, classic.sync(group, request, ticket, self._settings, self._clock.wall_ms()))
         return await answer
 
     def heartbeat(self, group_id: str, member_id: str, instance_id: str | None, generation: int) -> ErrorCode:
         """Heartbeat."""
+        if group_id in self.modern:
+            return self.modern.classic_heartbeat(group_id, member_id, instance_id, generation)
         group = self.groups.get(group_id)
         if group is None:
             return ErrorCode.UNKNOWN_MEMBER_ID
         error, effects = classic.heartbeat(group, member_id, instance_id, generation)
-        self._perform(group, effects)
+        self.perform(group, effects)
         return error
 
     def leave(self, group_id: str, requests: Sequence[LeaveRequest]) -> list[LeaveResult]:
         """LeaveGroup."""
+        if group_id in self.modern:
+            return self.modern.classic_leave(group_id, requests)
         group = self.groups.get(group_id)
         if group is None:
             return [LeaveResult(each.member_id, each.instance_id, ErrorCode.UNKNOWN_MEMBER_ID) for each in requests]
         results, effects = classic.leave(group, requests, self._settings, self._clock.wall_ms())
-        self._perform(group, effects)
+        self.perform(group, effects)
         return results
 
     # Offsets
 
     def check_commit(
-        self, group_id: str, member_id: str, instance_id: str | None, generation: int, missing_group: ErrorCode
-    ) -> ErrorCode:
-        """Whether these ids may commit; `missing_group` is what a member of a group that is not there is told."""
+        self, group_id: str, member_id: str, instance_id: str | None, generation: int, *, has_member_epochs: bool
+    ) -> PartitionCheck:
+        """What decides on the partitions of a commit; ApiError where these ids may not commit at all."""
+        if group_id in self.modern:
+            return self.modern.check_commit(group_id, member_id, generation, has_member_epochs=has_member_epochs)
         group = self.groups.get(group_id)
-        if group is None:
-            return ErrorCode.NONE if generation < 0 else missing_group
-        error, effects = classic.check_commit(group, member_id, instance_id, generation)
-        self._perform(group, effects)
-        return error
+        if group is not None:
+            error, effects = classic.check_commit(group, member_id, instance_id, generation)
+            self.perform(group, effects)
+        elif generation < 0:
+            error = ErrorCode.NONE
+        else:
+            error = ErrorCode.GROUP_ID_NOT_FOUND if has_member_epochs else ErrorCode.ILLEGAL_GENERATION
+        if error is not ErrorCode.NONE:
+            raise ApiError(error)
+        return _accept
 
     async def commit(self, group_id: str, commits: Sequence[OffsetToCommit], expire_timestamp_ms: int) -> None:
         """Make offsets durable, then visible. ApiError: they may or may not become so. Cancellation stops neither."""
@@ -300,6 +341,11 @@ class Shard:
 
     async def delete_group(self, group_id: str) -> None:
         """Delete an empty group and its offsets, durably; until then nobody can join it."""
+        if group_id in self.modern:
+            done = self.modern.delete(group_id)
+            await self._remove(group_id, self._all_offsets(group_id), None)
+            await self.when_durable(done)
+            return
         group = self.groups.get(group_id)
         if group is None or group.state is GroupState.DEAD:
             raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND, f"group {group_id} not found")
@@ -333,6 +379,23 @@ class Shard:
                 await self._remove(group_id, gone, group if is_over else None)
             if count % _EXPIRED_PER_SLICE == 0:
                 await breathe()
+        for group_id in list(self.modern.groups):
+            if self.state is not ShardState.ACTIVE:
+                return
+            await self._expire_modern(group_id)
+
+    async def _expire_modern(self, group_id: str) -> None:
+        group = self.modern.groups.get(group_id)
+        if group is None or group_id in self._uncommitted:
+            return
+        held = self.offsets.of_group(group_id)
+        gone = offsets.expired_by_commit(
+            group.is_subscribed_to, held, self._clock.wall_ms(), self._settings.offsets_retention_ms
+        )
+        if not group.members and len(gone) == sum(map(len, held.values())):
+            self.modern.delete(group_id)
+        if gone:
+            await self._remove(group_id, gone, None)
 
     # Writing
 
@@ -353,7 +416,7 @@ class Shard:
             pending.append(self._write_later([(key, None) for key in keys], apply))
         if group is not None:
             empty_since_ms = group.state_timestamp_ms
-            self._forget_pending(group)
+            self.forget_pending(group)
             group.move_to(GroupState.DEAD, self._clock.wall_ms())
 
             def revive() -> None:
@@ -368,11 +431,11 @@ class Shard:
     def _drop_group(self, group_id: str, group: ClassicGroup) -> None:
         if self.groups.get(group_id) is group:
             del self.groups[group_id]
-        if self.offsets.of_group(group_id):
-            # Committed between the decision and the tombstone: what is left is a simple group, as a replay finds it.
-            self.groups[group_id] = ClassicGroup(group_id)
+        # Committed between the decision and the tombstone: what is left is a simple group, as a replay finds it.
+        self.keep_offsets(group_id)
 
-    def _forget_pending(self, group: ClassicGroup) -> None:
+    def forget_pending(self, group: ClassicGroup) -> None:
+        """Drop the ids that were handed out and not used."""
         for member_id in group.pending_join:
             self._timers.cancel((group.group_id, TimerKey(TimerKind.SESSION, member_id)))
         group.pending_join.clear()
@@ -402,6 +465,20 @@ class Shard:
 
         self._write(entries, apply_and_answer, undo_and_answer)
         return done
+
+    def append(self, entries: Sequence[Entry]) -> asyncio.Future[None]:
+        """Append what already counts in memory; done when durable, or at once where the log refuses it."""
+        return self._write_later(entries, lambda _: None)
+
+    async def when_durable(self, done: asyncio.Future[None] | None) -> None:
+        """Wait for one append, or (None) for everything so far; ApiError where it does not become durable in time."""
+        if done is None:
+            await self.settled()
+        else:
+            await self._in_time(done)
+
+    def now_ms(self) -> int:
+        return self._clock.wall_ms()
 
     async def _in_time(self, done: asyncio.Future[None]) -> None:
         # Only the waiting has a timeout: a write that becomes durable later takes effect all the same.
@@ -443,7 +520,7 @@ class Shard:
                 write.apply(write.base_offset)
 
     def _put_offset(self, group_id: str, topic: str, partition: int, committed: CommittedOffset) -> None:
-        if group_id not in self.groups:
+        if group_id not in self.groups and group_id not in self.modern:
             # Commits without membership make a simple group, which has no record of its own.
             self.groups[group_id] = ClassicGroup(group_id)
         self.offsets.put(group_id, topic, partition, committed)
@@ -456,7 +533,8 @@ class Shard:
 
     # Effects
 
-    def _perform(self, group: ClassicGroup, effects: Sequence[Effect]) -> None:
+    def perform(self, group: ClassicGroup, effects: Sequence[Effect]) -> None:
+        """Do what the classic machine decided."""
         for effect in effects:
             match effect:
                 case AnswerJoin(ticket, join_result):
@@ -488,16 +566,22 @@ class Shard:
         if not expected and self.state is ShardState.ACTIVE:
             log.warning("the record of %r was not written: %s", group, error.name)
         if token is not None:
-            self._perform(group, classic.stored(group, token, error, self._settings, self._clock.wall_ms()))
+            self.perform(group, classic.stored(group, token, error, self._settings, self._clock.wall_ms()))
 
     def _timer_fired(self, key: tuple[str, TimerKey]) -> None:
         group = self.groups.get(key[0])
         if group is not None:
-            self._perform(group, classic.timer_fired(group, key[1], self._settings, self._clock.wall_ms()))
+            self.perform(group, classic.timer_fired(group, key[1], self._settings, self._clock.wall_ms()))
+        else:
+            self.modern.timer_fired(*key)
 
     def _ticket(self) -> int:
         self._next_ticket += 1
         return self._next_ticket
+
+
+def _accept(_topic_id: UUID, _partition: int) -> ErrorCode:
+    return ErrorCode.NONE
 
 
 def _answer(parked: asyncio.Future[JoinResult] | asyncio.Future[SyncResult] | None, result: object) -> None:

@@ -19,20 +19,30 @@ Kafka 4.3: "Kafka" is the range of versions its brokers speak, "millrace" the ra
 """
 
 
-_BETWEEN_BROKERS: Final = frozenset({ApiKey.ALTER_PARTITION, ApiKey.BROKER_HEARTBEAT, ApiKey.ALLOCATE_PRODUCER_IDS})
+_BETWEEN_BROKERS: Final = frozenset({
+    ApiKey.ALTER_PARTITION,
+    ApiKey.BROKER_HEARTBEAT,
+    ApiKey.ALLOCATE_PRODUCER_IDS,
+    ApiKey.INITIALIZE_SHARE_GROUP_STATE,
+    ApiKey.READ_SHARE_GROUP_STATE,
+    ApiKey.WRITE_SHARE_GROUP_STATE,
+    ApiKey.DELETE_SHARE_GROUP_STATE,
+    ApiKey.READ_SHARE_GROUP_STATE_SUMMARY,
+})  # fmt: skip
 """Declared, and nothing for clients: a table of their own."""
 
 
 def compatibility_markdown() -> str:
     """The whole page."""
-    apis = registry.load()
+    # What is for clients and not named to them yet does not count as served.
+    apis = {key: each for key, each in registry.load().items() if not each.internal or key in _BETWEEN_BROKERS}
     facing = [key for key in sorted(PLACES) if key not in _BETWEEN_BROKERS]
     served = sum(key in apis for key in facing)
     lines = [_HEAD, f"{served} of {len(facing)} client-facing API keys are served.\n\n"]
     lines += _table(facing, apis)
     lines.append("\nBetween brokers, and not named in ApiVersions:\n\n")
     lines += _table(sorted(_BETWEEN_BROKERS), apis)
-    for each in registry.served():
+    for _, each in sorted(apis.items()):
         lines.append(f"\n## {PLACES[ApiKey(each.key)].name}\n\n")
         lines.append(f"{inspect.cleandoc(each.doc)}\n")
     return "".join(lines)

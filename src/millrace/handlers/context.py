@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from millrace.config import BrokerConfig
     from millrace.groups.coordinator import GroupCoordinator
     from millrace.handlers.fetch_sessions import FetchSessions
+    from millrace.queues.coordinator import ShareCoordinator
+    from millrace.queues.share_partitions import SharePartitions
     from millrace.replication.replicas import Replicas
     from millrace.storage.logdirs import LogDirs
     from millrace.transactions.producer_ids import ProducerIds
@@ -34,6 +36,8 @@ class Services:
     controller: Controller
     replicas: Replicas
     groups: GroupCoordinator
+    share_state: ShareCoordinator
+    queues: SharePartitions
     log_dirs: LogDirs
     fetch_sessions: FetchSessions
     producer_ids: ProducerIds

@@ -39,7 +39,8 @@ async def offset_commit(context: RequestContext, request: OffsetCommitRequest) -
     offset.metadata.max.bytes, do not harm the others.
 
     Versions: v2-4 may carry a retention of their own, v6 adds the leader epoch, v7 group.instance.id; from v9 a group
-    that is gone is GROUP_ID_NOT_FOUND (before: ILLEGAL_GENERATION); v10 names topics by id (UNKNOWN_TOPIC_ID).
+    that is gone is GROUP_ID_NOT_FOUND (before: ILLEGAL_GENERATION) and members of KIP-848 groups name their epoch
+    (STALE_MEMBER_EPOCH, per partition as in KIP-1251); v10 names topics by id (UNKNOWN_TOPIC_ID).
     """
     response = OffsetCommitResponse()
     accepted: list[OffsetToCommit] = []
@@ -76,7 +77,7 @@ async def offset_commit(context: RequestContext, request: OffsetCommitRequest) -
             instance_id=request.group_instance_id,
             generation=request.generation_id_or_member_epoch,
             retention_ms=request.retention_time_ms,
-            missing_group=ErrorCode.GROUP_ID_NOT_FOUND if context.version >= 9 else ErrorCode.ILLEGAL_GENERATION,
+            has_member_epochs=context.version >= 9,
         )
     except ApiError as error:
         errors = [error.code] * len(answers)
@@ -120,9 +121,8 @@ async def offset_fetch(context: RequestContext, request: OffsetFetchRequest) -> 
 
     Versions: v2 reads everything where the topics are null and puts errors of the group at the top; v5 adds the leader
     epoch; v7 require_stable, which waits for commits that are on their way; v8 reads several groups (KIP-709); v10
-    names topics by id (UNKNOWN_TOPIC_ID), and an offset of a deleted topic of the same name is not returned.
-
-    Not done: the member epoch of v9 is for KIP-848 groups and not looked at.
+    names topics by id (UNKNOWN_TOPIC_ID), and an offset of a deleted topic of the same name is not returned. From v9
+    a member of a KIP-848 group may name its epoch, which must be its current one (STALE_MEMBER_EPOCH).
     """
     if context.version >= 8:
         # The same question over and over is answered once: a small request must not become a huge answer.
@@ -164,9 +164,9 @@ async def offset_fetch(context: RequestContext, request: OffsetFetchRequest) -> 
 def _question(group: OffsetFetchRequest.OffsetFetchRequestGroup) -> Hashable:
     """A key that two groups of a request share only when they ask for the same."""
     if group.topics is None:
-        return group.group_id
+        return (group.group_id, group.member_id, group.member_epoch)
     topics = tuple((topic.name, topic.topic_id, tuple(topic.partition_indexes)) for topic in group.topics)
-    return (group.group_id, topics)
+    return (group.group_id, group.member_id, group.member_epoch, topics)
 
 
 async def _fetch_group(
@@ -175,7 +175,9 @@ async def _fetch_group(
     wanted = None
     if group.topics is not None:
         wanted = [_Wanted(topic.name, topic.topic_id, topic.partition_indexes) for topic in group.topics]
-    error, topics = await _fetch(context, group.group_id, wanted, stable=stable)
+    error, topics = await _fetch(
+        context, group.group_id, wanted, stable=stable, member_id=group.member_id, member_epoch=group.member_epoch
+    )
     return OffsetFetchResponse.OffsetFetchResponseGroup(
         group_id=group.group_id,
         error_code=error,
@@ -200,11 +202,19 @@ async def _fetch_group(
 
 
 async def _fetch(
-    context: RequestContext, group_id: str, wanted: Sequence[_Wanted] | None, *, stable: bool
+    context: RequestContext,
+    group_id: str,
+    wanted: Sequence[_Wanted] | None,
+    *,
+    stable: bool,
+    member_id: str | None = None,
+    member_epoch: int = -1,
 ) -> tuple[ErrorCode, list[_Found]]:
     """The offsets of one group, and the error of the whole group, in which case there are none."""
     try:
-        held = await context.broker.groups.fetch_offsets(group_id, require_stable=stable)
+        held = await context.broker.groups.fetch_offsets(
+            group_id, require_stable=stable, member_id=member_id, member_epoch=member_epoch
+        )
     except ApiError as error:
         return error.code, []
     if wanted is None:

@@ -1,21 +1,24 @@
-"""Classic groups: finding the coordinator, membership, listing and deletion.
+"""Finding the coordinator, membership of classic members, and what an administrator does with groups of any kind.
 
 Requests become values of `groups.effects` and results become responses; nothing is decided here. Committed offsets are
-in `handlers.group_offsets`.
+in `handlers.group_offsets`, the heartbeats of KIP-848 in `handlers.consumer_groups`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from millrace.cluster.image import TopicImage
 from millrace.errors import ApiError, ErrorCode
-from millrace.groups.coordinator import CLASSIC_TYPE, DescribedGroup
+from millrace.groups.coordinator import DescribedGroup
 from millrace.groups.effects import JoinRequest, JoinResult, LeaveRequest, Protocol, SyncRequest
 from millrace.groups.group import GroupState
 from millrace.handlers.context import RequestContext
 from millrace.handlers.registry import api
-from millrace.model import CONSUMER_OFFSETS_TOPIC
+from millrace.model import CONSUMER_OFFSETS_TOPIC, SHARE_STATE_TOPIC
+from millrace.queues.records import ShareKey
+from millrace.queues.state import partition_for
 from millrace.wire.keys import ApiKey
 from millrace.wire.messages.groups import (
     DeleteGroupsRequest,
@@ -42,17 +45,17 @@ _SHARE_KEY: Final = 2
 
 # Without an authorizer everybody may do everything that can be done to a group: read, delete, describe, and describe
 # and alter its settings.
-_ALL_GROUP_OPERATIONS: Final = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11
+ALL_GROUP_OPERATIONS: Final = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11
 
 
 @api(ApiKey.FIND_COORDINATOR, FindCoordinatorRequest, "0-6")
 async def find_coordinator(context: RequestContext, request: FindCoordinatorRequest) -> FindCoordinatorResponse:
-    """Name the broker that coordinates a group, and make the offsets topic if this is the first time anybody asks.
+    """Name the broker that coordinates a group or a share-partition, and make its topic the first time anybody asks.
 
-    Versions: v1 adds the type of the key, v4 asks for several keys at once (KIP-699), v6 for share groups (KIP-932).
+    Versions: v1 adds the type of the key, v4 asks for several keys at once (KIP-699), v6 for share-partitions, named
+    `group:topic id:partition` (KIP-932).
 
-    Not done: transactional ids and share partitions have no coordinator yet; they get INVALID_REQUEST,
-    an error that no client retries.
+    Not done: transactional ids have no coordinator yet; they get INVALID_REQUEST, an error that no client retries.
     """
     keys = request.coordinator_keys if context.version >= 4 else [request.key]
     found = []
@@ -60,10 +63,11 @@ async def find_coordinator(context: RequestContext, request: FindCoordinatorRequ
     for key in keys:
         coordinator = FindCoordinatorResponse.Coordinator(key=key, node_id=-1, port=-1, error_message=None)
         try:
-            _check_key_type(request.key_type, context.version)
+            name = _state_topic(request.key_type, context.version)
+            index = _partition_of(context, name, key)
             if topic is None:
-                topic = await _offsets_topic(context)
-            coordinator.node_id, coordinator.host, coordinator.port = _leader(context, topic, key)
+                topic = await _ensured(context, name)
+            coordinator.node_id, coordinator.host, coordinator.port = _leader(context, topic, index(topic))
         except ApiError as error:
             coordinator.error_code, coordinator.error_message = error.code, error.message
         found.append(coordinator)
@@ -79,26 +83,37 @@ async def find_coordinator(context: RequestContext, request: FindCoordinatorRequ
     )
 
 
-def _check_key_type(key_type: int, version: int) -> None:
+def _state_topic(key_type: int, version: int) -> str:
+    """The internal topic whose partitions say who coordinates keys of a type."""
     if key_type == _GROUP_KEY:
-        return
+        return CONSUMER_OFFSETS_TOPIC
+    if key_type == _SHARE_KEY and version >= 6:
+        return SHARE_STATE_TOPIC
     if key_type == _TRANSACTION_KEY:
         raise ApiError(ErrorCode.INVALID_REQUEST, "transactions are not served yet")
-    if key_type == _SHARE_KEY and version >= 6:
-        raise ApiError(ErrorCode.INVALID_REQUEST, "share groups are not served yet")
     raise ApiError(ErrorCode.INVALID_REQUEST, f"coordinators of type {key_type} do not exist in version {version}")
 
 
-async def _offsets_topic(context: RequestContext) -> TopicImage:
+def _partition_of(context: RequestContext, name: str, key: str) -> Callable[[TopicImage], int]:
+    """How to find the partition of a key; INVALID_REQUEST where the key is none."""
+    if name == CONSUMER_OFFSETS_TOPIC:
+        return lambda _: context.broker.groups.partition_for(key)
     try:
-        return await context.broker.controller.ensure_internal_topic(CONSUMER_OFFSETS_TOPIC)
+        share_key = ShareKey.parse(key)
+    except ValueError:
+        raise ApiError(ErrorCode.INVALID_REQUEST, "a share-partition is named group:topic id:partition") from None
+    return lambda topic: partition_for(share_key, len(topic.partitions))
+
+
+async def _ensured(context: RequestContext, name: str) -> TopicImage:
+    try:
+        return await context.broker.controller.ensure_internal_topic(name)
     except ApiError as error:
-        raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{CONSUMER_OFFSETS_TOPIC}: {error.message}") from error
+        raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{name}: {error.message}") from error
 
 
-def _leader(context: RequestContext, topic: TopicImage, group_id: str) -> tuple[int, str, int]:
+def _leader(context: RequestContext, topic: TopicImage, index: int) -> tuple[int, str, int]:
     broker = context.broker
-    index = broker.groups.partition_for(group_id)
     leader = topic.partitions[index].leader if index < len(topic.partitions) else -1
     if leader == broker.broker_id:
         return leader, *broker.advertised(context.listener)
@@ -235,8 +250,6 @@ def list_groups(context: RequestContext, request: ListGroupsRequest) -> ListGrou
 
     Versions: v4 filters by state and returns it (KIP-518), v5 the same with types (KIP-848); upper and lower case do
     not matter, and a name that no state or type has matches nothing.
-
-    Not done: types other than classic, which do not exist here yet.
     """
     error, groups = context.broker.groups.list_groups(request.states_filter, request.types_filter)
     return ListGroupsResponse(
@@ -245,8 +258,8 @@ def list_groups(context: RequestContext, request: ListGroupsRequest) -> ListGrou
             ListGroupsResponse.ListedGroup(
                 group_id=group.group_id,
                 protocol_type=group.protocol_type,
-                group_state=group.state.value,
-                group_type=CLASSIC_TYPE,
+                group_state=group.state,
+                group_type=group.group_type,
             )
             for group in groups
         ],
@@ -258,7 +271,8 @@ def describe_groups(context: RequestContext, request: DescribeGroupsRequest) -> 
     """The state, protocol and members of groups; metadata only while a group is stable.
 
     Versions: v3 can ask for authorized operations (all of them, for there is no authorizer), v4 adds
-    group.instance.id, v6 says GROUP_ID_NOT_FOUND where earlier ones describe an unknown group as Dead (KIP-1043).
+    group.instance.id, v6 says GROUP_ID_NOT_FOUND where earlier ones describe an unknown group as Dead (KIP-1043). A
+    KIP-848 group is unknown here; ConsumerGroupDescribe knows it.
     """
     distinct = dict.fromkeys(request.groups)
     return DescribeGroupsResponse(groups=[_describe(context, request, group_id) for group_id in distinct])
@@ -303,7 +317,7 @@ def _described(group: DescribedGroup, *, with_operations: bool) -> DescribeGroup
         ],
     )
     if with_operations:
-        described.authorized_operations = _ALL_GROUP_OPERATIONS
+        described.authorized_operations = ALL_GROUP_OPERATIONS
     return described
 
 

@@ -25,8 +25,8 @@ Decoder = Callable[[int, memoryview, int], Any]
 Encoder = Callable[[int, int, Any], Buffers]
 
 MODULES: Final = (
-    "api_versions", "brokers", "cluster", "configs", "fetch", "group_offsets", "groups", "log_dirs", "offsets",
-    "partitions", "produce", "producers", "quorum", "records", "topics",
+    "api_versions", "brokers", "cluster", "configs", "consumer_groups", "fetch", "group_offsets", "groups", "log_dirs",
+    "offsets", "partitions", "produce", "producers", "quorum", "records", "share_fetch", "share_state", "topics",
 )  # fmt: skip
 
 

@@ -1,7 +1,8 @@
 """A compacted topic as a map: how a coordinator keeps its state in the log.
 
-`append` writes keys and values to one partition; `load` reads a partition back as the latest record of every key. Not
-here: what keys and values mean, and who may write (the coordinators own their topics; clients are refused at Produce).
+`append` writes keys and values to one partition; `load` reads a partition back as the latest record of every key,
+`replay` record by record. Not here: what keys and values mean, and who may write (the coordinators own their topics;
+clients are refused at Produce).
 
 Invariants: a record counts only when `wait_committed` has returned; order within a partition is the order of `append`;
 `load` sees everything that was appended before it began, in the order of the log.
@@ -10,7 +11,7 @@ Invariants: a record counts only when `wait_committed` has returned; order withi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -128,8 +129,19 @@ class StateTopic:
 
         Reads in slices and lets the loop run between them. Cancellation ends the reading and nothing else.
         """
-        log = self._leading(index).log
         latest: dict[bytes, StateRecord] = {}
+        async for record in self.replay(index):
+            # Re-inserted, so that the dictionary stays in the order of the log.
+            latest.pop(record.key, None)
+            latest[record.key] = record
+        return list(latest.values())
+
+    async def replay(self, index: int) -> AsyncIterator[StateRecord]:
+        """Every record that has a key, in the order of the log, up to its end as it is when this begins.
+
+        For state whose records build on each other. Reads in slices and lets the loop run between them.
+        """
+        log = self._leading(index).log
         offset, end, limit = log.start_offset, log.end_offset, log.end
         while offset < end:
             log = self._leading(index).log  # asked for again: it may have been moved to another directory meanwhile
@@ -141,13 +153,10 @@ class StateTopic:
                     continue
                 for record in iter_records(batch.data):
                     if record.key is not None:
-                        # Re-inserted, so that the dictionary stays in the order of the log.
-                        latest.pop(record.key, None)
-                        latest[record.key] = StateRecord(record.offset, record.key, record.value)
+                        yield StateRecord(record.offset, record.key, record.value)
             if offset <= read_from:
                 break
             await breathe()
-        return list(latest.values())
 
     def _leading(self, index: int) -> StatePartition:
         partition = self._partition_of(index)

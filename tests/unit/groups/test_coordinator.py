@@ -286,7 +286,7 @@ async def test_members_commit_with_their_generation(bench: Bench) -> None:
             await bench.commit(4, **ids)
         assert refused.value.code is expected
     with pytest.raises(ApiError) as missing:
-        await bench.commit(4, group="none", generation=1, missing_group=ErrorCode.ILLEGAL_GENERATION)
+        await bench.commit(4, group="none", generation=1, has_member_epochs=False)
     assert missing.value.code is ErrorCode.ILLEGAL_GENERATION
 
 

@@ -1,0 +1,244 @@
+"""One led partition of `__share_group_state`: its share-partitions, and the order in which changes take effect.
+
+Plans are made on the state that everything appended so far leads to (`_ahead`), so that writes need not wait for each
+other; readers see what is durable. Owner: the shard's task (`run`), which loads, then confirms writes, until it is
+closed. Not here: which shard answers for a share-partition (`coordinator`), decisions (`state`), bytes (`records`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection
+from enum import Enum
+from typing import Final
+from uuid import UUID
+
+from millrace.clock import Clock
+from millrace.errors import ApiError, ErrorCode, ProtocolError, StorageError
+from millrace.queues import records, state
+from millrace.queues.records import ShareKey, Snapshot, Update
+from millrace.queues.settings import CoordinatorSettings
+from millrace.queues.state import ShareState, Write
+from millrace.replication.state_topic import StateTopic
+from millrace.replication.state_writer import StateWriter
+
+log = logging.getLogger(__name__)
+
+_PER_BATCH: Final = 500
+"""Records that are written together when many share-partitions change at once."""
+
+# What a failed write to the log means to a leader that asked for it.
+_WRITE_ERRORS: Final = {
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_ENOUGH_REPLICAS: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.REQUEST_TIMED_OUT: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_LEADER_OR_FOLLOWER: ErrorCode.NOT_COORDINATOR,
+    ErrorCode.KAFKA_STORAGE_ERROR: ErrorCode.NOT_COORDINATOR,
+    ErrorCode.MESSAGE_TOO_LARGE: ErrorCode.UNKNOWN_SERVER_ERROR,
+    ErrorCode.RECORD_LIST_TOO_LARGE: ErrorCode.UNKNOWN_SERVER_ERROR,
+}
+
+
+class ShardState(Enum):
+    """Whether a shard can be asked."""
+
+    LOADING = "loading"
+    ACTIVE = "active"
+    CLOSED = "closed"
+
+
+class ShareShard:
+    """The share-partitions of one partition of the state topic."""
+
+    def __init__(
+        self, index: int, leader_epoch: int, *, topic: StateTopic, settings: CoordinatorSettings, clock: Clock
+    ) -> None:
+        self.index = index
+        self.leader_epoch = leader_epoch
+        self.state = ShardState.LOADING
+        self.loaded = asyncio.Event()
+        """Set when the shard is active or closed."""
+        self.states: dict[ShareKey, ShareState] = {}
+        """What is durable."""
+        self._ahead: dict[ShareKey, tuple[ShareState | None, int]] = {}
+        """What is appended and not durable yet: where it leads to, and how many records that takes."""
+        self._snapshots: dict[ShareKey, int] = {}
+        """The offset of each share-partition's latest snapshot: below the lowest of them the log is superfluous."""
+        self._next_offset = 0
+        """Where the log goes on after the last record that is in effect."""
+        self._topic = topic
+        self._writer = StateWriter(topic, index)
+        self._settings = settings
+        self._clock = clock
+
+    def __repr__(self) -> str:
+        return (
+            f"<share shard {self.index} epoch {self.leader_epoch} {self.state.value}, {len(self.states)} "
+            f"share-partitions, {self._writer!r}>"
+        )
+
+    # ------------------------------------------------------------------------------------------------------------ life
+
+    async def run(self) -> None:
+        """Load the partition, then confirm writes until cancelled. A failure closes the shard: it answers no more."""
+        try:
+            await self._load()
+            self.state = ShardState.ACTIVE
+            self.loaded.set()
+            log.log(logging.INFO if self.states else logging.DEBUG, "loaded %r", self)
+            await self._writer.confirm()
+        except (ApiError, StorageError) as error:
+            log.warning("%r gives up: %s", self, error)
+            self.close()
+        except Exception:
+            log.exception("%r has failed", self)
+            self.close()
+
+    def close(self) -> None:
+        """Answer everybody who waits with NOT_COORDINATOR, and stop. The task is the coordinator's to cancel."""
+        self.state = ShardState.CLOSED
+        self.loaded.set()
+        self._writer.close(ErrorCode.NOT_COORDINATOR)
+
+    async def _load(self) -> None:
+        async for record in self._topic.replay(self.index):
+            try:
+                read = records.read_record(record.key, record.value)
+            except ProtocolError as error:
+                # One record that cannot be read must not take every share-partition with it.
+                log.warning("%s-%d: record %d is unreadable: %s", self._topic.name, self.index, record.offset, error)
+                continue
+            if read is not None:
+                self._apply(*read, record.offset)
+
+    # -------------------------------------------------------------------------------------------------------- requests
+
+    async def initialize(self, key: ShareKey, state_epoch: int, start_offset: int) -> None:
+        """InitializeShareGroupState."""
+        await self._write(
+            key, state.plan_initialize(self._planned(key), state_epoch, start_offset, self._clock.wall_ms())
+        )
+
+    async def write(self, key: ShareKey, write: Write) -> None:
+        """WriteShareGroupState; returns when it is durable. Cancellation does not take it back."""
+        per_snapshot = self._settings.updates_per_snapshot
+        await self._write(key, state.plan_write(self._planned(key), write, per_snapshot, self._clock.wall_ms()))
+
+    async def read(self, key: ShareKey, leader_epoch: int) -> Snapshot:
+        """ReadShareGroupState: the durable state. A newer leader's epoch is durable, too, before it is answered."""
+        update = state.plan_read(self._planned(key), leader_epoch)
+        if update is not None:
+            await self._write(key, update)
+        elif key in self._ahead:
+            await self._in_time(self._writer.settled())
+        return self._durable(key)
+
+    def summary(self, key: ShareKey) -> ShareState | None:
+        """ReadShareGroupStateSummary."""
+        return self.states.get(key)
+
+    async def delete(self, key: ShareKey) -> None:
+        """DeleteShareGroupState; what is not there is deleted already."""
+        if self._planned(key) is not None:
+            await self._write(key, None)
+
+    # ---------------------------------------------------------------------------------------------------------- chores
+
+    async def forget_topics(self, topic_ids: Collection[UUID]) -> None:
+        """Delete the state of topics that are gone."""
+        await self._write_many([(key, None) for key in self._known() if key.topic_id in topic_ids])
+
+    async def rewrite_cold(self) -> None:
+        """Write snapshots of what was not written for a while, so that they do not hold the start of the log."""
+        now_ms = self._clock.wall_ms()
+        cold: list[tuple[ShareKey, Snapshot | None]] = []
+        for key in self._known():
+            planned = self._planned(key)
+            if planned is not None and now_ms - planned.snapshot.written_ms >= self._settings.snapshot_interval_ms:
+                cold.append((key, state.plan_rewrite(planned, now_ms)))
+        # Where everything is cold nothing holds anything back, and writing would only make the log longer.
+        if len(cold) < len(self.states) or any(each.updates for each in self.states.values()):
+            await self._write_many(cold)
+
+    @property
+    def superfluous_before(self) -> int:
+        """Below this offset the log says nothing that a later record does not say."""
+        return min(self._snapshots.values(), default=self._next_offset)
+
+    # --------------------------------------------------------------------------------------------------------- writing
+
+    def _known(self) -> list[ShareKey]:
+        return [*self.states, *(key for key in self._ahead if key not in self.states)]
+
+    def _planned(self, key: ShareKey) -> ShareState | None:
+        ahead = self._ahead.get(key)
+        return self.states.get(key) if ahead is None else ahead[0]
+
+    def _durable(self, key: ShareKey) -> Snapshot:
+        found = self.states.get(key)
+        if found is None:
+            raise ApiError(ErrorCode.INVALID_REQUEST, "the share-partition was deleted")
+        return found.snapshot
+
+    async def _write(self, key: ShareKey, record: Snapshot | Update | None) -> None:
+        await self._in_time(self._append([(key, record)]))
+
+    async def _write_many(self, changes: list[tuple[ShareKey, Snapshot | None]]) -> None:
+        pending = [self._append(changes[start : start + _PER_BATCH]) for start in range(0, len(changes), _PER_BATCH)]
+        for done in pending:
+            await self._in_time(done)
+
+    def _append(
+        self, changes: list[tuple[ShareKey, Snapshot | None]] | list[tuple[ShareKey, Snapshot | Update | None]]
+    ) -> asyncio.Future[None]:
+        """Append now: check and append happen without a wait between them."""
+
+        def apply(base_offset: int) -> None:
+            for position, (key, record) in enumerate(changes):
+                self._apply(key, record, base_offset + position)
+                planned, count = self._ahead.pop(key)
+                if count > 1:
+                    self._ahead[key] = planned, count - 1
+
+        try:
+            if self.state is not ShardState.ACTIVE:
+                raise ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            entries = [records.entry(key, record) for key, record in changes]
+            done = self._writer.write(entries, apply, self._clock.wall_ms())
+        except ApiError as error:
+            raise ApiError(_WRITE_ERRORS.get(error.code, error.code), error.message) from error
+        except StorageError as error:
+            raise ApiError(ErrorCode.NOT_COORDINATOR, str(error)) from error
+        for key, record in changes:
+            count = self._ahead[key][1] if key in self._ahead else 0
+            self._ahead[key] = state.apply(self._planned(key), record), count + 1
+        return done
+
+    def _apply(self, key: ShareKey, record: Snapshot | Update | None, offset: int) -> None:
+        self._next_offset = offset + 1
+        after = state.apply(self.states.get(key), record)
+        if after is None:
+            self.states.pop(key, None)
+            self._snapshots.pop(key, None)
+            return
+        self.states[key] = after
+        if isinstance(record, Snapshot):
+            self._snapshots[key] = offset
+
+    async def _in_time(self, done: asyncio.Future[None] | None) -> None:
+        if done is None:
+            return
+        waiting = done
+
+        def give_up() -> None:
+            # Only the waiting has a timeout: a write that becomes durable later takes effect all the same.
+            if not waiting.done():
+                waiting.set_exception(ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "not durable in time"))
+
+        timer = self._clock.call_later(self._settings.write_timeout_ms / 1000, give_up)
+        try:
+            await waiting
+        finally:
+            timer.cancel()

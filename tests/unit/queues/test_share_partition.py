@@ -1,0 +1,310 @@
+"""The owner of a share-partition on a real log, with a coordinator and a clock that the test holds."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from pathlib import Path
+
+import pytest
+
+from millrace.clock import ManualClock
+from millrace.errors import ApiError, ErrorCode
+from millrace.metadata.deltas import PartitionState
+from millrace.queues.acquisition import AcknowledgeBatch, Acquired, AcquireMode, Limits
+from millrace.queues.batches import RecordState, StateBatch
+from millrace.queues.records import ShareKey, Snapshot
+from millrace.queues.settings import QueueSettings
+from millrace.queues.share_partition import Fetched, FetchTerms, SharePartition
+from millrace.queues.share_partitions import SharePartitions
+from millrace.queues.state import Write
+from millrace.records.batch import split
+from millrace.replication.partition import Partition
+from millrace.replication.state_topic import breathe
+from millrace.storage.files import Files
+from millrace.storage.log import Log
+from millrace.storage.recovery import LogState
+from millrace.storage.settings import FlushMode, LogConfig
+from support.batches import NOW_MS, batch
+
+TOPIC_ID = uuid.UUID(int=7)
+KEY = ShareKey("g", TOPIC_ID, 0)
+ACCEPT, RELEASE, REJECT = 1, 2, 3
+LEADS = PartitionState((1,), (1,), 1, 4)
+TERMS = FetchTerms(max_records=500, max_bytes=1 << 20)
+
+
+class Coordinator:
+    """Keeps what is written; fails or waits when told to."""
+
+    def __init__(self, start_offset: int = 0, batches: tuple[StateBatch, ...] = ()) -> None:
+        self.found = Snapshot(0, 3, 0, start_offset, 0, 0, 0, batches)
+        self.writes: list[Write] = []
+        self.fail: ErrorCode | None = None
+        self.gate: asyncio.Event | None = None
+
+    async def read(self, key: ShareKey, leader_epoch: int) -> Snapshot:
+        if self.fail is not None:
+            raise ApiError(self.fail)
+        return self.found
+
+    async def write(self, key: ShareKey, write: Write) -> None:
+        self.writes.append(write)
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.fail is not None:
+            raise ApiError(self.fail)
+
+
+class Bench:
+    """A share-partition, its log, and everything around it."""
+
+    def __init__(self, home: Path, settings: QueueSettings, coordinator: Coordinator) -> None:
+        self.clock = ManualClock(wall_ms=NOW_MS)
+        self.settings = settings
+        self.coordinator = coordinator
+        config = LogConfig(flush_mode=FlushMode.OS)
+        log = Log.open(home, config, clock=self.clock, files=Files(), state=LogState(clean=True))
+        self.partition = Partition("t", 0, TOPIC_ID, open_log=lambda: log, clock=self.clock, broker_id=1)
+        self.partition.lead(LEADS)
+        self.share = SharePartition(
+            KEY, self.partition, persister=coordinator, settings=lambda: self.settings, clock=self.clock
+        )
+
+    def produce(self, *counts: int, timestamp_ms: int = NOW_MS) -> None:
+        for count in counts:
+            self.partition.append(batch(count, timestamp_ms=timestamp_ms))
+
+    def fetch(self, member: str = "a", count: int = 500, mode: AcquireMode = AcquireMode.BATCH_OPTIMIZED) -> Fetched:
+        return self.share.fetch(member, FetchTerms(count, 1 << 20, mode=mode))
+
+    def say(self, first: int, last: int, *kinds: int, member: str = "a") -> asyncio.Task[None]:
+        return asyncio.ensure_future(self.share.acknowledge(member, [AcknowledgeBatch(first, last, kinds)]))
+
+    async def advance(self, seconds: float) -> None:
+        await settle()
+        self.clock.advance(seconds)
+        await settle()
+
+
+async def settle() -> None:
+    for _ in range(10):
+        await breathe()
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    directory = tmp_path / "t-0"
+    directory.mkdir()
+    return directory
+
+
+async def loaded(
+    home: Path, *, limits: Limits | None = None, reset: str = "latest", coordinator: Coordinator | None = None
+) -> Bench:
+    bench = Bench(home, QueueSettings(limits or Limits(), reset), coordinator or Coordinator())
+    await bench.share.load()
+    return bench
+
+
+async def test_only_the_batches_with_acquired_records_are_sent(home: Path) -> None:
+    bench = await loaded(home)
+    bench.produce(5, 5, 5)
+    got = bench.fetch(count=7, mode=AcquireMode.RECORD_LIMIT)
+    assert got.acquired == [Acquired(0, 6, 1)]
+    assert [each.header.base_offset for each in split(got.records)] == [0, 5]
+    rest = bench.fetch("b")
+    assert rest.acquired == [Acquired(7, 14, 1)]
+    assert [each.header.base_offset for each in split(rest.records)] == [5, 10]
+    assert (rest.count, bench.fetch("c").count) == (8, 0)
+
+
+async def test_answers_that_come_while_a_write_is_under_way_go_together(home: Path) -> None:
+    bench = await loaded(home)
+    bench.produce(10)
+    bench.fetch()
+    bench.coordinator.gate = asyncio.Event()
+    said = [bench.say(0, 0, ACCEPT)]
+    await settle()
+    said += [bench.say(offset, offset, ACCEPT) for offset in range(1, 6)]
+    await settle()
+    assert not any(task.done() for task in said)
+    bench.coordinator.gate.set()
+    await asyncio.gather(*said)
+    assert [write.batches for write in bench.coordinator.writes] == [
+        [StateBatch(0, 0, RecordState.ACKNOWLEDGED, 1)],
+        [StateBatch(1, 5, RecordState.ACKNOWLEDGED, 1)],
+    ]
+    last = bench.coordinator.writes[-1]
+    assert (last.state_epoch, last.leader_epoch, last.start_offset, last.completed) == (3, 4, 1, 5)
+
+
+async def test_what_is_not_stored_does_not_count(home: Path) -> None:
+    bench = await loaded(home)
+    bench.produce(3)
+    bench.fetch()
+    bench.coordinator.fail = ErrorCode.NOT_COORDINATOR
+    with pytest.raises(ApiError) as refused:
+        await bench.say(0, 2, ACCEPT)
+    assert refused.value.code is ErrorCode.COORDINATOR_NOT_AVAILABLE
+    bench.coordinator.fail = None
+    await bench.advance(1)
+    await bench.say(0, 2, ACCEPT)
+    assert bench.coordinator.writes[-1].batches == [StateBatch(0, 2, RecordState.ACKNOWLEDGED, 1)]
+
+
+async def test_a_fenced_leader_closes(home: Path) -> None:
+    bench = await loaded(home)
+    bench.produce(3)
+    bench.fetch()
+    news: list[None] = []
+    bench.share.watchers.add(lambda: news.append(None))
+    bench.coordinator.fail = ErrorCode.FENCED_LEADER_EPOCH
+    for _ in range(2):
+        with pytest.raises(ApiError) as refused:
+            await bench.say(0, 2, ACCEPT)
+        assert refused.value.code is ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert news
+    with pytest.raises(ApiError):
+        bench.fetch()
+
+
+async def test_a_lock_that_runs_out_is_news_and_is_stored_until_that_succeeds(home: Path) -> None:
+    bench = await loaded(home, limits=Limits(lock_ms=1000, max_deliveries=2))
+    bench.produce(3)
+    bench.fetch()
+    news: list[None] = []
+    bench.share.watchers.add(lambda: news.append(None))
+    bench.coordinator.fail = ErrorCode.COORDINATOR_NOT_AVAILABLE
+    await bench.advance(1)
+    assert news
+    assert bench.fetch("b").acquired == [Acquired(0, 2, 2)]
+    bench.coordinator.fail = None
+    await bench.advance(0.5)
+    assert bench.coordinator.writes[-1].batches == [StateBatch(0, 2, RecordState.AVAILABLE, 1)]
+    await bench.advance(0.5)
+    await bench.advance(1)
+    assert bench.coordinator.writes[-1].start_offset == 3, "delivered twice, and given up"
+    assert bench.fetch("b").count == 0
+
+
+async def test_a_record_that_rests_is_news_when_it_has_rested(home: Path) -> None:
+    bench = await loaded(home, limits=Limits(backoff_ms=300, backoff_max_ms=1000))
+    bench.produce(1)
+    bench.fetch()
+    await bench.say(0, 0, RELEASE)
+    assert bench.fetch("b").count == 0
+    news: list[None] = []
+    bench.share.watchers.add(lambda: news.append(None))
+    await bench.advance(0.29)
+    assert not news
+    await bench.advance(0.02)
+    assert news
+    assert bench.fetch("b").acquired == [Acquired(0, 0, 2)]
+
+
+async def test_a_member_that_hangs_up_has_still_accepted(home: Path) -> None:
+    bench = await loaded(home)
+    bench.produce(3)
+    bench.fetch()
+    bench.coordinator.gate = asyncio.Event()
+    said = bench.say(0, 2, ACCEPT)
+    await settle()
+    said.cancel()
+    await settle()
+    bench.coordinator.gate.set()
+    await bench.advance(100)
+    assert bench.fetch("b").count == 0
+
+
+async def test_a_leadership_that_is_over_answers_nothing(home: Path) -> None:
+    bench = await loaded(home)
+    bench.produce(3)
+    bench.fetch()
+    bench.partition.lead(PartitionState((1,), (1,), 1, 5))
+    with pytest.raises(ApiError) as refused:
+        bench.fetch()
+    assert refused.value.code is ErrorCode.NOT_LEADER_OR_FOLLOWER
+    with pytest.raises(ApiError):
+        await bench.say(0, 2, ACCEPT)
+
+
+async def test_closing_answers_who_waits(home: Path) -> None:
+    bench = await loaded(home)
+    bench.produce(3)
+    bench.fetch()
+    bench.coordinator.gate = asyncio.Event()
+    said = [bench.say(0, 0, ACCEPT)]
+    await settle()
+    said.append(bench.say(1, 1, ACCEPT))
+    await settle()
+    bench.share.close(ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER))
+    for each in await asyncio.gather(*said, return_exceptions=True):
+        assert isinstance(each, ApiError)
+        assert each.code is ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
+@pytest.mark.parametrize(
+    ("reset", "first"), [("latest", 8), ("earliest", 0), ("by_duration:PT1H", 5), ("by_duration:P2DT0.5S", 0)]
+)
+async def test_where_a_group_begins(home: Path, reset: str, first: int) -> None:
+    bench = Bench(home, QueueSettings(Limits(), reset), Coordinator(start_offset=-1))
+    bench.produce(5, timestamp_ms=NOW_MS - 2 * 3_600_000)
+    bench.produce(3, timestamp_ms=NOW_MS - 60_000)
+    await bench.share.load()
+    bench.produce(1)
+    assert bench.fetch().acquired[0].first_offset == first
+
+
+async def test_the_state_of_an_earlier_leader_is_taken_over(home: Path) -> None:
+    stored = (
+        StateBatch(1, 2, RecordState.ACKNOWLEDGED, 1),
+        StateBatch(3, 3, RecordState.AVAILABLE, 2),
+        StateBatch(5, 6, RecordState.ARCHIVING, 1),
+    )
+    bench = Bench(home, QueueSettings(), Coordinator(0, stored))
+    bench.produce(10)
+    await bench.share.load()
+    assert bench.fetch().acquired == [Acquired(0, 0, 1), Acquired(3, 3, 3), Acquired(4, 4, 1), Acquired(7, 9, 1)]
+    await settle()
+    assert bench.coordinator.writes[0].batches == [StateBatch(5, 6, RecordState.ARCHIVED, 1)]
+
+
+async def test_a_log_that_begins_later_than_the_state(home: Path) -> None:
+    bench = await loaded(home)
+    bench.produce(5, 5)
+    assert bench.fetch(count=5).acquired == [Acquired(0, 4, 1)]
+    bench.partition.delete_records_before(7)
+    assert bench.fetch("b").acquired == [Acquired(7, 9, 1)]
+    await bench.say(0, 4, ACCEPT)  # gone: nobody minds
+    assert not bench.coordinator.writes
+
+
+async def test_share_partitions_load_once_and_again_in_another_epoch(home: Path) -> None:
+    bench = Bench(home, QueueSettings(), Coordinator())
+    queues = SharePartitions(
+        find=lambda _topic_id, _index: bench.partition,
+        persister=bench.coordinator,
+        settings_of=lambda _group: QueueSettings(),
+        is_member=lambda _group, _member: True,
+        max_sessions=10,
+        clock=bench.clock,
+    )
+    one, two = await asyncio.gather(queues.get(KEY), queues.get(KEY))
+    assert one is two is await queues.get(KEY)
+    bench.partition.lead(PartitionState((1,), (1,), 1, 5))
+    three = await queues.get(KEY)
+    assert three is not one
+    assert one.error is not None
+    queues.unled(TOPIC_ID, [0])
+    assert three.error is not None
+    bench.coordinator.fail = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    for _ in range(2):
+        with pytest.raises(ApiError) as refused:
+            await queues.get(KEY)
+        assert refused.value.code is ErrorCode.COORDINATOR_NOT_AVAILABLE
+    bench.coordinator.fail = None
+    await queues.get(KEY)
+    await queues.stop()
+    with pytest.raises(ApiError):
+        await queues.get(KEY)
