@@ -198,7 +198,7 @@ class GroupCoordinator:
     async def modern_heartbeat(self, group_id: str, request: ModernHeartbeat) -> HeartbeatResult:
         """ConsumerGroupHeartbeat; returns when what it changed is durable."""
         if not group_id:
-            raise ApiError(ErrorCode.INVALID_REQUEST, "GroupId can't be empty.")
+            raise ApiError(ErrorCode.INVALID_REQUEST, "a group needs an id")
         shard = self._shard(group_id)
         if not request.member_id and not request.needs_member_id:
             request = replace(request, member_id=str(uuid.uuid4()))

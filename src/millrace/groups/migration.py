@@ -62,8 +62,7 @@ def upgrade(classic: ClassicGroup, image: ClusterImage) -> list[ModernRecord]:
     except ProtocolError as error:
         raise ApiError(
             ErrorCode.GROUP_ID_NOT_FOUND,
-            f"Cannot upgrade classic group {group_id} to consumer group because the embedded consumer protocol is"
-            f" malformed: {error}.",
+            f"classic group {group_id} cannot become a consumer group, what its members say cannot be read: {error}",
         ) from error
     records: list[ModernRecord] = [MemberRecord(group_id, member.member_id, member.info) for member in members]
     for record in records:

@@ -85,28 +85,28 @@ def check_request(request: ModernHeartbeat, assignors: tuple[str, ...]) -> None:
     if request.assignor is not None and request.assignor not in assignors:
         raise ApiError(
             ErrorCode.UNSUPPORTED_ASSIGNOR,
-            f"ServerAssignor {request.assignor} is not supported. Supported assignors: {', '.join(assignors)}.",
+            f"there is no assignor {request.assignor}, but {', '.join(assignors)}",
         )
 
 
 def _malformed(request: ModernHeartbeat) -> str | None:
     if not request.member_id and (request.needs_member_id or request.epoch > 0 or request.epoch == LEAVING):
-        return "MemberId can't be empty."
+        return "a member needs an id"
     if request.instance_id == "":
-        return "InstanceId can't be empty."
+        return "an instance id must not be empty"
     if request.rack_id == "":
-        return "RackId can't be empty."
+        return "a rack id must not be empty"
     if request.epoch == JOINING:
         if request.rebalance_timeout_ms == -1:
-            return "RebalanceTimeoutMs must be provided in first request."
+            return "who joins has to say its rebalance timeout"
         if request.owned is None or request.owned:
-            return "TopicPartitions must be empty when (re-)joining."
+            return "who joins has to say that it owns nothing"
         if request.topics is None and request.pattern is None:
-            return "Either SubscribedTopicNames or SubscribedTopicRegex must be non-null when (re-)joining."
+            return "who joins has to subscribe, to names or to a pattern"
     elif request.epoch == LEFT_FOR_NOW and request.instance_id is None:
-        return "InstanceId can't be null."
+        return "only a static member leaves for a while"
     elif request.epoch < LEFT_FOR_NOW:
-        return "MemberEpoch is invalid."
+        return f"{request.epoch} is no member epoch"
     return None
 
 
@@ -166,7 +166,7 @@ def check_room(step: Step, member_id: str, instance_id: str | None) -> None:
     if len(group.members) >= limit and not has_place:
         raise ApiError(
             ErrorCode.GROUP_MAX_SIZE_REACHED,
-            f"The consumer group has reached its maximum capacity of {limit} members.",
+            f"the group is full, it has {limit} members",
         )
 
 
@@ -193,8 +193,7 @@ def _joining_static(step: Step, request: ModernHeartbeat, known: Member | None) 
     if not known.is_classic and known.held.epoch != LEFT_FOR_NOW:
         raise ApiError(
             ErrorCode.UNRELEASED_INSTANCE_ID,
-            f"Static member {request.member_id} with instance id {request.instance_id} cannot join the group because"
-            f" the instance id is owned by {known.member_id} member.",
+            f"the instance id {request.instance_id} is in use by member {known.member_id}",
         )
     replace_static(step, known, request.member_id)
     return step.group.members[request.member_id]
@@ -203,16 +202,16 @@ def _joining_static(step: Step, request: ModernHeartbeat, known: Member | None) 
 def check_static(member: Member | None, member_id: str, instance_id: str) -> None:
     """ApiError where the instance id is nobody's, or another's."""
     if member is None:
-        raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID, f"Instance id {instance_id} is unknown.")
+        raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID, f"no member has the instance id {instance_id}")
     if member.member_id != member_id:
         raise ApiError(
             ErrorCode.FENCED_INSTANCE_ID,
-            f"Static member {member_id} with instance id {instance_id} was fenced by member {member.member_id}.",
+            f"the instance id {instance_id} belongs to member {member.member_id} now",
         )
 
 
 def unknown_member(group: ModernGroup, member_id: str) -> ApiError:
-    return ApiError(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} is not a member of group {group.group_id}.")
+    return ApiError(ErrorCode.UNKNOWN_MEMBER_ID, f"group {group.group_id} has no member {member_id}")
 
 
 def _check_epoch(member: Member, request: ModernHeartbeat) -> None:
@@ -222,11 +221,8 @@ def _check_epoch(member: Member, request: ModernHeartbeat) -> None:
     # The answer with the new epoch may have been lost: then the member has nothing that it was not given.
     if request.epoch == held.previous_epoch < held.epoch and is_within(request.owned, held.assigned):
         return
-    comparison = "greater" if request.epoch > held.epoch else "smaller"
     raise ApiError(
-        ErrorCode.FENCED_MEMBER_EPOCH,
-        f"The consumer group member has a {comparison} member epoch ({request.epoch}) than the one known by the group"
-        f" coordinator ({held.epoch}). The member must abandon all its partitions and rejoin.",
+        ErrorCode.FENCED_MEMBER_EPOCH, f"the member says epoch {request.epoch} and is in {held.epoch}: it has to rejoin"
     )
 
 
@@ -288,14 +284,14 @@ def check_commit(group: ModernGroup, member_id: str, epoch: int, *, has_member_e
     if not member.is_classic and not has_member_epochs:
         raise ApiError(
             ErrorCode.UNSUPPORTED_VERSION,
-            "OffsetCommit version 9 or above must be used by members using the consumer group protocol",
+            "a member of the new protocol commits with version 9 or newer",
         )
     held = member.held
     if epoch == held.epoch:
         return _accept
     stale = ErrorCode.ILLEGAL_GENERATION if member.is_classic else ErrorCode.STALE_MEMBER_EPOCH
     if epoch > held.epoch:
-        raise ApiError(stale, f"Received member epoch {epoch} is newer than current member epoch {held.epoch}.")
+        raise ApiError(stale, f"the member is in epoch {held.epoch}, not yet in {epoch}")
 
     def check(topic_id: UUID, partition: int) -> ErrorCode:
         since = held.assigned.get(topic_id, {}).get(partition)
@@ -319,7 +315,4 @@ def check_fetch(group: ModernGroup, member_id: str | None, epoch: int) -> None:
         raise unknown_member(group, member_id or NO_MEMBER_ID)
     if epoch != member.held.epoch:
         stale = ErrorCode.ILLEGAL_GENERATION if member.is_classic else ErrorCode.STALE_MEMBER_EPOCH
-        raise ApiError(
-            stale,
-            f"The received member epoch {epoch} does not match the expected member epoch {member.held.epoch}.",
-        )
+        raise ApiError(stale, f"the member is in epoch {member.held.epoch}, not in {epoch}")

@@ -197,6 +197,5 @@ def _check_generation(member: Member, generation: int) -> None:
     if generation != member.held.epoch:
         raise ApiError(
             ErrorCode.ILLEGAL_GENERATION,
-            f"The request generation id {generation} is not equal to the member epoch {member.held.epoch} of member"
-            f" {member.member_id}.",
+            f"member {member.member_id} is in generation {member.held.epoch}, not in {generation}",
         )

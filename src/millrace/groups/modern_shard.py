@@ -153,7 +153,7 @@ class ModernGroups:
         elif request.epoch == modern.JOINING:
             result, done = self._begin(group_id, request)
         else:
-            raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} is not a consumer group.")
+            raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND, f"{group_id} is no consumer group")
         await self._host.when_durable(done)
         return result
 

@@ -105,9 +105,7 @@ def update_member(step: Step, member_id: str, info: MemberInfo) -> bool:
     if info.pattern and info.pattern not in group.pattern_counts:
         patterns.check(info.pattern)
         if len(group.pattern_counts) >= MAX_PATTERNS:
-            raise ApiError(
-                ErrorCode.INVALID_REGULAR_EXPRESSION, f"The group has {MAX_PATTERNS} regular expressions already."
-            )
+            raise ApiError(ErrorCode.INVALID_REGULAR_EXPRESSION, f"the group has {MAX_PATTERNS} patterns already")
     if old is None or info != before:
         step.write(MemberRecord(group.group_id, member_id, info))
     if before.pattern != info.pattern:
@@ -180,7 +178,7 @@ def reconcile_member(step: Step, member_id: str, owned_now: OwnedNow | None, *, 
     if member.held.state is MemberState.UNKNOWN and (owned_now is None or owned_now):
         raise ApiError(
             ErrorCode.FENCED_MEMBER_EPOCH,
-            "The consumer group member is in a unknown state. The member must abandon all its partitions and rejoin.",
+            "it is not known what the member owns: it has to rejoin",
         )
     goal = Goal(group.target_of(member_id), epoch, subscribed_ids(group, member, step.env.image), owned_now)
     held = reconcile(group, member, goal, subscription_changed=subscription_changed)

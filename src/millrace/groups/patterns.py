@@ -24,7 +24,7 @@ def check(pattern: str) -> None:
     if len(pattern) > MAX_PATTERN_LENGTH:
         raise ApiError(
             ErrorCode.INVALID_REGULAR_EXPRESSION,
-            f"SubscribedTopicRegex has {len(pattern)} characters, more than {MAX_PATTERN_LENGTH}.",
+            f"the pattern has {len(pattern)} characters, more than {MAX_PATTERN_LENGTH}",
         )
     _compiled(pattern)
 
@@ -54,5 +54,5 @@ def _compiled(pattern: str) -> Any:
         text = reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason)
         raise ApiError(
             ErrorCode.INVALID_REGULAR_EXPRESSION,
-            f"SubscribedTopicRegex `{pattern}` is not a valid RE2 pattern: {text}.",
+            f"`{pattern}` is no pattern that RE2 understands: {text}",
         ) from error

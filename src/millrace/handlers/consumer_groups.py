@@ -103,7 +103,7 @@ def _describe(
     try:
         group = groups.describe_modern(group_id)
         if group is None:
-            raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} is not a consumer group.")
+            raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND, f"{group_id} is no consumer group")
     except ApiError as error:
         return ConsumerGroupDescribeResponse.DescribedGroup(
             group_id=group_id, error_code=error.code, error_message=error.message or None
