@@ -12,6 +12,7 @@ Like is compared with like: `flush.mode=os` with Kafka's default (page cache), `
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import tempfile
 from collections.abc import Callable, Iterator
@@ -160,6 +161,7 @@ class Bench:
         def run(side: str, keep: bool) -> str:
             cluster, admin, topic = self._clusters[side], self._admins[side], next(self._names)
             admin.create(topic, PLACEMENT, {**MIN_INSYNC, **TOPIC_CONFIG[side, work.mode]})
+            os.sync()  # or the cores and the disk are still busy with what the run before left in memory
             with cpu_use(cluster) as cpu:
                 records_per_s = produce(self._jars, cluster.bootstrap, topic, records, work.settings)
             self._look_at(side, topic, work.title)

@@ -24,6 +24,12 @@ if TYPE_CHECKING:
 
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 
+_M_TRIM_THRESHOLD: Final = -1
+_M_MMAP_THRESHOLD: Final = -3
+MAPPED_FROM_BYTES: Final = 4 * 1024 * 1024
+"""Buffers above this are the operating system's again once they are freed."""
+KEPT_FREE_BYTES: Final = 16 * 1024 * 1024
+
 
 def check_log_level(level: str) -> None:
     if level not in LOG_LEVELS:
@@ -45,9 +51,26 @@ def serve(config: BrokerConfig, *, pid_file: Path | None) -> None:
     """
     import uvloop
 
+    keep_freed_memory()
     failure = uvloop.run(_serve(config, pid_file))
     if failure is not None:
         raise CommandError(f"the broker has stopped: {failure}")
+
+
+def keep_freed_memory() -> bool:
+    """Have the C library keep what buffers leave free, up to `KEPT_FREE_BYTES`; False where it cannot be told so.
+
+    Record batches come and go by the megabyte. At its defaults glibc gives the end of the heap back as soon as it is
+    free and asks for it again with the next batch: a page fault for every 4 KiB received, which is a tenth of the CPU
+    time of a broker that takes large batches.
+    """
+    import ctypes
+
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:  # another C library
+        return False
+    # Setting one stops glibc from adapting the other.
+    return bool(mallopt(_M_MMAP_THRESHOLD, MAPPED_FROM_BYTES) and mallopt(_M_TRIM_THRESHOLD, KEPT_FREE_BYTES))
 
 
 async def _serve(config: BrokerConfig, pid_file: Path | None) -> str | None:
