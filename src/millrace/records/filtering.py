@@ -1,4 +1,4 @@
-"""Batches that lose some of their records: what compaction reads of a batch, and what it leaves of it.
+"""Batches that lose some of their records: what is read of a batch when most will go, and what is left of it.
 
 Offsets never change: a batch keeps its base and its last offset whatever it loses, and its sequence numbers with them,
 so that a producer's state can still be read from it. Records are copied as bytes; they are written anew only where a
@@ -99,6 +99,16 @@ def record_spans(header: BatchHeader, data: bytes | bytearray) -> list[Span]:
     if pos != end:
         raise _invalid(f"{end - pos} bytes follow the last record of a batch")
     return spans
+
+
+def value_of(data: bytes | bytearray, span: Span) -> bytes | None:
+    """The value of a record, which `record_spans` has passed over."""
+    _, pos = read_varint(data, span.after_timestamp, INT_SHIFT)
+    key_bytes, pos = read_varint(data, pos, INT_SHIFT)
+    size, pos = read_varint(data, pos + max(key_bytes, 0), INT_SHIFT)
+    if size < -1 or pos + max(size, 0) > span.stop:
+        raise _invalid("the value of a record does not fit it")
+    return None if size < 0 else bytes(data[pos : pos + size])
 
 
 def with_records(

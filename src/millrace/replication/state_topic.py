@@ -16,12 +16,15 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from millrace.errors import ApiError, ErrorCode
-from millrace.records.batch import split
-from millrace.records.decode import iter_records
+from millrace.records.batch import Batch, split
+from millrace.records.decode import iter_records, records_section
 from millrace.records.encode import Record, encode_batch
+from millrace.records.filtering import Span, record_spans, value_of
 
 _SLICE_BYTES: Final = 64 * 1024
 """How much is read and decoded before the loop may run something else: about ten milliseconds of work."""
+_SLICE_RECORDS: Final = 5000
+"""The same for values of records whose keys are known."""
 
 
 class StateRead(Protocol):
@@ -129,18 +132,35 @@ class StateTopic:
 
         Reads in slices and lets the loop run between them. Cancellation ends the reading and nothing else.
         """
-        latest: dict[bytes, StateRecord] = {}
-        async for record in self.replay(index):
-            # Re-inserted, so that the dictionary stays in the order of the log.
-            latest.pop(record.key, None)
-            latest[record.key] = record
-        return list(latest.values())
+        latest: dict[bytes, tuple[int, bytes | bytearray, Span]] = {}
+        async for batch in self._batches(index):
+            # Most records are superseded: only their keys are read.
+            header, data = records_section(batch.data)
+            base_offset = header.base_offset
+            for span in record_spans(header, data):
+                key = span.key
+                if key is not None:
+                    # Re-inserted, so that the dictionary stays in the order of the log.
+                    latest.pop(key, None)
+                    latest[key] = base_offset + span.offset_delta, data, span
+        found: list[StateRecord] = []
+        for key, (offset, data, span) in latest.items():
+            found.append(StateRecord(offset, key, value_of(data, span)))
+            if len(found) % _SLICE_RECORDS == 0:
+                await breathe()
+        return found
 
     async def replay(self, index: int) -> AsyncIterator[StateRecord]:
         """Every record that has a key, in the order of the log, up to its end as it is when this begins.
 
         For state whose records build on each other. Reads in slices and lets the loop run between them.
         """
+        async for batch in self._batches(index):
+            for record in iter_records(batch.data):
+                if record.key is not None:
+                    yield StateRecord(record.offset, record.key, record.value)
+
+    async def _batches(self, index: int) -> AsyncIterator[Batch]:
         log = self._leading(index).log
         offset, end, limit = log.start_offset, log.end_offset, log.end
         while offset < end:
@@ -149,11 +169,8 @@ class StateTopic:
             read_from = offset
             for batch in split(data):
                 offset = batch.header.last_offset + 1
-                if batch.header.is_control:
-                    continue
-                for record in iter_records(batch.data):
-                    if record.key is not None:
-                        yield StateRecord(record.offset, record.key, record.value)
+                if not batch.header.is_control:
+                    yield batch
             if offset <= read_from:
                 break
             await breathe()

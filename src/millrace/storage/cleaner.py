@@ -113,14 +113,12 @@ class Cleaner:
         waiting = deque(item for _, item in sorted(found, key=lambda each: each[0].ratio, reverse=True))
         count = min(settings.threads, len(waiting))
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="compaction")
-        workers = [asyncio.ensure_future(self._work(waiting, settings)) for _ in range(count)]
         try:
-            await asyncio.gather(*workers)
+            async with asyncio.TaskGroup() as workers:
+                for _ in range(count):
+                    workers.create_task(self._work(waiting, settings))
         finally:
-            for each in workers:
-                each.cancel()
-            await asyncio.wait(workers)
-            self._threads.shutdown(wait=False)  # they are idle, or end with the worker that was stopped
+            self._threads.shutdown(wait=False)
 
     async def _survey(self) -> list[tuple[Dirt, Compactable]]:
         found = []
@@ -157,30 +155,34 @@ class Cleaner:
     # --- rounds -------------------------------------------------------------------------------------------------------
 
     async def _work(self, waiting: deque[Compactable], settings: CleanerSettings) -> None:
-        worker = self._make_worker()
-        try:
-            while waiting:
-                item = waiting.popleft()
-                dirt = self._look(item)
-                if dirt is None:
-                    continue
-                try:
-                    await self._round(worker, item, dirt, settings)
-                except _Stale:
-                    logger.info("%s has changed while it was compacted", item.partition)
-                except StorageError as error:
-                    self._put_off(item.partition, error)
-                except Exception as error:  # the root of the task: the other logs go on
-                    logger.exception("a round of compaction failed")
-                    self._put_off(item.partition, error)
-                else:
-                    waiting.append(item)  # the map of keys may not have had room for all
-                    continue
-                # Whatever the worker was in the middle of: it begins anew.
-                worker.stop()
-                worker = self._make_worker()
-        finally:
-            worker.stop()
+        while waiting:
+            worker = self._make_worker()
+            try:
+                await self._work_until_failure(worker, waiting, settings)
+            finally:
+                # Not here: whoever waits for the disk takes its time to die.
+                await asyncio.get_running_loop().run_in_executor(self._threads, worker.close)
+
+    async def _work_until_failure(self, worker: Worker, waiting: deque[Compactable], settings: CleanerSettings) -> None:
+        """Rounds, until there are no more or one has failed: whatever the worker was in the middle of, it is done."""
+        while waiting:
+            item = waiting.popleft()
+            dirt = self._look(item)
+            if dirt is None:
+                continue
+            try:
+                await self._round(worker, item, dirt, settings)
+            except _Stale:
+                logger.info("%s has changed while it was compacted", item.partition)
+                return
+            except StorageError as error:
+                self._put_off(item.partition, error)
+                return
+            except Exception as error:  # the root of the task: the other logs go on
+                logger.exception("a round of compaction failed")
+                self._put_off(item.partition, error)
+                return
+            waiting.append(item)  # the map of keys may not have had room for all
 
     async def _round(self, worker: Worker, item: Compactable, dirt: Dirt, settings: CleanerSettings) -> None:
         loop = asyncio.get_running_loop()
@@ -201,7 +203,7 @@ class Cleaner:
             round_.exception()
             raise
         except Exception:
-            worker.stop()
+            await loop.run_in_executor(self._threads, worker.close)  # it may still write
             await loop.run_in_executor(self._threads, log.drop_cleaned)
             raise
         if log.truncations != truncations or log.failure is not None:

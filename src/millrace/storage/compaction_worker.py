@@ -5,8 +5,8 @@ is what every request would then wait, several times over. The child reads jobs 
 comes of them to its standard output, one pickled value after another; nobody else writes to those pipes. It dies with
 the broker.
 
-What is not here: which jobs there are and what becomes of the results (`cleaner`). A worker's `run` blocks and belongs
-to one thread at a time; `stop` may be called from any.
+What is not here: which jobs there are and what becomes of the results (`cleaner`). A worker's `run` and `close` block
+and belong to one thread at a time; `stop` may be called from any and returns at once.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ class Worker(Protocol):
         """Do a round; raises `StorageError`, also when it was stopped."""
 
     def stop(self) -> None:
-        """End the round that is under way, if there is one, and let go of everything."""
+        """End the round that is under way, if there is one, and take no other."""
+
+    def close(self) -> None:
+        """After the last round: stop, and let go of everything. Waits for the disk where the worker does."""
 
 
 class ThreadWorker:
@@ -54,13 +57,14 @@ class ThreadWorker:
     def stop(self) -> None:
         self._stopped.set()
 
+    close = stop
+
 
 class ProcessWorker:
     """In a child process, which is started with the first round."""
 
     def __init__(self) -> None:
         self._child: subprocess.Popen[bytes] | None = None
-        self._running = False
         self._stopped = False
         self._lock = threading.Lock()
 
@@ -70,17 +74,6 @@ class ProcessWorker:
 
     def run(self, job: CompactionJob, report: Callable[[Cleaned], object]) -> Finished:
         child = self._start()
-        try:
-            return self._exchange(child, job, report)
-        finally:
-            with self._lock:
-                self._running = False
-                if self._stopped:
-                    _close_pipes(child)
-
-    def _exchange(
-        self, child: subprocess.Popen[bytes], job: CompactionJob, report: Callable[[Cleaned], object]
-    ) -> Finished:
         assert child.stdin is not None
         assert child.stdout is not None
         try:
@@ -108,25 +101,28 @@ class ProcessWorker:
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+                    # What a terminal or a shell sends to the broker's group is for the broker. No session of its own:
+                    # Linux shares the processor out by sessions first, and being nice counts only within one.
+                    process_group=0,
                 )
-            self._running = True
             return self._child
 
     def stop(self) -> None:
         with self._lock:
-            child, self._stopped = self._child, True
-            if child is not None:
-                child.kill()
-                child.wait()
-                if not self._running:  # otherwise somebody reads from them, and will see their end
-                    _close_pipes(child)
+            self._stopped = True
+            if self._child is not None:
+                self._child.kill()
 
-
-def _close_pipes(child: subprocess.Popen[bytes]) -> None:
-    for pipe in (child.stdin, child.stdout):
-        if pipe is not None:
-            with contextlib.suppress(OSError):
-                pipe.close()
+    def close(self) -> None:
+        self.stop()
+        child = self._child
+        if child is None:
+            return
+        child.wait()  # one that waits for the disk dies only then
+        for pipe in (child.stdin, child.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
 
 
 # --- the child --------------------------------------------------------------------------------------------------------
@@ -157,9 +153,13 @@ def _send(results: IO[bytes], result: Cleaned | Finished | Failed) -> None:
 
 
 def _follow_parent(parent: int) -> None:
-    """Go last among those who want the processor, leave signals to the broker, and die when it does."""
+    """Go last among those who want the processor, leave signals to the broker, and die when it does.
+
+    More exactly when the thread of the broker does that has started us: it outlives our rounds.
+    """
     os.nice(_NICE)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM):  # a supervisor sends its own to everybody
+        signal.signal(number, signal.SIG_IGN)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:

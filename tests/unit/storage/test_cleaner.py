@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -27,7 +29,7 @@ from millrace.storage.log import Log
 from millrace.storage.logdirs import LogDirs
 from millrace.storage.settings import FlushMode, LogConfig
 from support.batches import NOW_MS
-from support.compaction import keyed, pairs
+from support.compaction import job_of, keyed, pairs
 from support.disk import fast_directory
 
 CONFIG = LogConfig(flush_mode=FlushMode.OS, compact=True, delete=False, timestamp_after_max_ms=10**15)
@@ -237,6 +239,24 @@ async def test_a_log_that_cannot_be_compacted_waits(desk: Desk) -> None:
     assert log.failure is None
 
 
+async def test_a_worker_that_takes_its_time_to_end_holds_up_nobody(desk: Desk) -> None:
+    """It ends only when the loop has run something else: were it waited for on the loop, that would never be."""
+    desk.fill("topic", 8)
+    loop = asyncio.get_running_loop()
+    ended = threading.Event()
+
+    class Slow(ThreadWorker):
+        def run(self, job: CompactionJob, report: Callable[[Cleaned], object]) -> Finished:
+            raise StorageError("the disk is slow")
+
+        def close(self) -> None:
+            loop.call_soon_threadsafe(ended.set)
+            assert ended.wait(20)
+
+    await desk.cleaner(Slow).clean()
+    assert ended.is_set()
+
+
 async def test_several_workers_at_a_time(desk: Desk) -> None:
     logs = [desk.fill(f"topic{i}", 8) for i in range(5)]
     desk.settings = CleanerSettings(threads=3)
@@ -305,6 +325,23 @@ def test_a_stopped_worker_takes_no_more_work(desk: Desk) -> None:
     worker.stop()
     with pytest.raises(StorageError, match="stopped"):
         worker.run(None, lambda _: None)  # type: ignore[arg-type]
+
+
+def test_signals_for_the_broker_leave_the_worker_alone(desk: Desk) -> None:
+    """A supervisor tells everybody to stop, a terminal the whole group: the round goes on until the broker ends it."""
+    log = desk.fill("topic", 8)
+    worker = ProcessWorker()
+    try:
+        for _ in range(2):
+            job = job_of(log)
+            assert job is not None
+            worker.run(job, lambda _: None)
+            assert worker.pid is not None
+            assert os.getpgid(worker.pid) == worker.pid
+            for number in (signal.SIGTERM, signal.SIGINT):
+                os.kill(worker.pid, number)
+    finally:
+        worker.close()
 
 
 def test_settings_come_from_the_brokers() -> None:

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from millrace.clock import ManualClock
-from millrace.errors import CorruptLogError, StorageError
+from millrace.errors import ApiError, CorruptLogError, StorageError
 from millrace.records.batch import DELETE_HORIZON_BIT, TimestampType, read_header, split, with_crc
 from millrace.records.compression import Codec
 from millrace.records.control import EndMarker, MarkerType, encode_end_marker
 from millrace.records.decode import Header, Record, decode_records, records_section
 from millrace.records.encode import encode_batch
-from millrace.records.filtering import record_spans, with_records, without_records
+from millrace.records.filtering import record_spans, value_of, with_records, without_records
 from millrace.replication.state_topic import StateTopic
 from millrace.storage import compaction_job
 from millrace.storage.cleaner import CleanerSettings
@@ -160,7 +160,8 @@ def test_a_compacted_segment_is_rolled_after_its_longest_lag() -> None:
 @pytest.mark.parametrize("timestamp_type", list(TimestampType))
 def test_a_batch_that_loses_records_keeps_all_the_rest(codec: Codec, timestamp_type: TimestampType) -> None:
     rows = [
-        Record(100 + i, NOW_MS + i * 7000, b"key%d" % i * 30, b"v" * i * 90, (Header("h", b"x"),)) for i in range(90)
+        Record(100 + i, NOW_MS + i * 7000, b"key%d" % i * 30, b"v" * i * 90 if i % 8 else None, (Header("h", b"x"),))
+        for i in range(90)
     ]
     batch = encode_batch(
         rows, compression=codec, producer_id=7, producer_epoch=2, base_sequence=9, timestamp_type=timestamp_type
@@ -168,6 +169,7 @@ def test_a_batch_that_loses_records_keeps_all_the_rest(codec: Codec, timestamp_t
     header, data = records_section(batch)
     spans = record_spans(header, data)
     assert [(span.key, span.offset_delta) for span in spans] == [(row.key, row.offset - 100) for row in rows]
+    assert [value_of(data, span) for span in spans] == [row.value for row in rows]
     for horizon_ms in (None, NOW_MS + DAY_MS):
         less = with_records(header, data, spans[3:70:7], delete_horizon_ms=horizon_ms)
         changed = read_header(less)
@@ -184,6 +186,15 @@ def test_a_batch_that_loses_records_keeps_all_the_rest(codec: Codec, timestamp_t
     assert (empty.count, empty.base_offset, empty.last_offset, empty.last_sequence) == (0, 100, 189, 98)
     assert decode_records(without_records(header)) == []
     assert empty.largest_timestamp_ms == -1
+
+
+def test_a_value_that_does_not_fit_its_record_is_damage() -> None:
+    header, data = records_section(encode_batch([Record(0, NOW_MS, b"k", b"value")], base_offset=0))
+    (span,) = record_spans(header, data)
+    damaged = bytearray(data)
+    damaged[damaged.index(b"value") - 1] = 126
+    with pytest.raises(ApiError):
+        value_of(damaged, span)
 
 
 # --- a log ------------------------------------------------------------------------------------------------------------
