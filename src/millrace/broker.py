@@ -18,12 +18,14 @@ from typing import Any, Final
 
 from millrace.clock import Clock, SystemClock
 from millrace.cluster.controller import Controller
+from millrace.cluster.peers import Peers
 from millrace.cluster.presence import Presence
-from millrace.config import BrokerConfig, group_value
+from millrace.config import BrokerConfig, group_value, topic_value
 from millrace.errors import MillraceError, StorageError
 from millrace.groups.coordinator import GroupCoordinator
 from millrace.groups.modern_shard import Surroundings
 from millrace.groups.settings import GroupSettings, GroupTimes
+from millrace.groups.share_shard import ShareSurroundings
 from millrace.handlers import registry
 from millrace.handlers.context import Services
 from millrace.handlers.fetch_sessions import FetchSessions
@@ -32,8 +34,11 @@ from millrace.metadata.embedded import FILE_NAME, Database, EmbeddedStore
 from millrace.metadata.store import MetadataStore
 from millrace.model import CONSUMER_OFFSETS_TOPIC, SHARE_STATE_TOPIC, TopicPartition
 from millrace.queues.coordinator import ShareCoordinator
+from millrace.queues.dead_letter_office import DeadLetterOffice
+from millrace.queues.dead_letters import TAKES_DEAD_LETTERS
 from millrace.queues.persister import Persister
-from millrace.queues.settings import CoordinatorSettings, QueueSettings
+from millrace.queues.records import ShareKey
+from millrace.queues.settings import CoordinatorSettings, DeadLetterSettings, KnownSettings, QueueSettings
 from millrace.queues.share_partitions import SharePartitions
 from millrace.replication.follower import Fetchers, FetchSettings
 from millrace.replication.partition import Partition
@@ -133,6 +138,16 @@ class Broker:
             lambda index: replicas.led(CONSUMER_OFFSETS_TOPIC, index),
             lambda: _partitions(controller, config, CONSUMER_OFFSETS_TOPIC, "offsets.topic.num.partitions"),
         )
+        peers = Peers(
+            broker_id=config.broker_id,
+            listener=config.inter_broker_listener,
+            image=lambda: controller.image,
+            clock=self.clock,
+        )
+        self._stops.append(peers.stop)
+        share_state = self._share_coordinator(controller, replicas)
+        persister = self._persister(controller, share_state, peers)
+        queues = self._share_partitions(controller, replicas, persister, peers)
         groups = GroupCoordinator(
             clock=self.clock,
             settings=GroupSettings.from_config(config),
@@ -143,10 +158,15 @@ class Broker:
                     controller.image.config(ResourceType.GROUP, group_id), config
                 ),
             ),
+            share=ShareSurroundings(
+                image=lambda: controller.image,
+                times=lambda group_id: GroupTimes.from_config(
+                    controller.image.config(ResourceType.GROUP, group_id), config, kind="share"
+                ),
+                states=_QueueStates(persister),
+                left=queues.end_session,
+            ),
         )
-        share_state = self._share_coordinator(controller, replicas)
-        persister = self._persister(controller, share_state)
-        queues = self._share_partitions(controller, replicas, persister)
         self.services = Services(
             config=config,
             clock=self.clock,
@@ -156,6 +176,8 @@ class Broker:
             groups=groups,
             share_state=share_state,
             queues=queues,
+            persister=persister,
+            peers=peers,
             log_dirs=log_dirs,
             fetch_sessions=FetchSessions(config.get_int("max.incremental.fetch.session.cache.slots")),
             producer_ids=ProducerIds(controller.next_producer_id_block),
@@ -179,7 +201,6 @@ class Broker:
         self._stops.append(proposals.stop)
         self._stops.append(groups.stop)
         self._stops.append(share_state.stop)
-        self._stops.append(persister.stop)
         self._stops.append(queues.stop)
         for listener in self._listeners:
             await listener.serve()
@@ -272,29 +293,55 @@ class Broker:
             prune=prune,
         )
 
-    def _persister(self, controller: Controller, share_state: ShareCoordinator) -> Persister:
+    def _persister(self, controller: Controller, share_state: ShareCoordinator, peers: Peers) -> Persister:
         return Persister(
             broker_id=self.config.broker_id,
-            listener=self.config.inter_broker_listener,
             local=share_state,
+            peers=peers,
             image=lambda: controller.image,
             ensure_topic=controller.ensure_internal_topic,
             clock=self.clock,
         )
 
-    def _share_partitions(self, controller: Controller, replicas: Replicas, persister: Persister) -> SharePartitions:
+    def _share_partitions(
+        self, controller: Controller, replicas: Replicas, persister: Persister, peers: Peers
+    ) -> SharePartitions:
         config = self.config
 
         def settings_of(group_id: str) -> QueueSettings:
             overrides = controller.image.config(ResourceType.GROUP, group_id)
             return QueueSettings.of_group(lambda name: group_value(name, overrides, config))
 
+        def find(topic_id: uuid.UUID, index: int) -> Partition:
+            return replicas.find(topic_id.bytes, index)
+
         return SharePartitions(
-            find=lambda topic_id, index: replicas.find(topic_id.bytes, index),
+            find=find,
             persister=persister,
-            settings_of=settings_of,
-            is_member=lambda _group, _member: False,  # there are no members before ShareGroupHeartbeat is served
+            office=self._dead_letter_office(controller, find, peers),
+            settings_of=KnownSettings(lambda: controller.image, settings_of),
             max_sessions=config.get_int("group.share.max.share.sessions"),
+            clock=self.clock,
+        )
+
+    def _dead_letter_office(
+        self, controller: Controller, find: Callable[[uuid.UUID, int], Partition], peers: Peers
+    ) -> DeadLetterOffice:
+        config = self.config
+
+        async def make_topic(name: str) -> None:
+            (outcome,) = await controller.ensure_topics([name], configs=((TAKES_DEAD_LETTERS, "true"),))
+            if outcome.error is not None:
+                raise outcome.error
+
+        return DeadLetterOffice(
+            broker_id=config.broker_id,
+            settings=DeadLetterSettings.from_config(config),
+            image=lambda: controller.image,
+            topic_setting=lambda topic, name: topic_value(name, controller.image.topic_overrides(topic), config),
+            find=find,
+            make_topic=make_topic,
+            peers=peers,
             clock=self.clock,
         )
 
@@ -409,6 +456,21 @@ class Broker:
                 log_dirs.checkpoint_high_watermarks(replicas.high_watermarks())
             except StorageError as error:
                 logger.error("high watermarks: %s", error)  # noqa: TRY400
+
+
+class _QueueStates:
+    """The share coordinators, as the group coordinator sees them."""
+
+    def __init__(self, persister: Persister) -> None:
+        self._persister = persister
+
+    async def initialize(
+        self, group_id: str, topic_id: uuid.UUID, partition: int, epoch: int, start_offset: int
+    ) -> None:
+        await self._persister.initialize(ShareKey(group_id, topic_id, partition), epoch, start_offset)
+
+    async def delete(self, group_id: str, topic_id: uuid.UUID, partition: int) -> None:
+        await self._persister.delete(ShareKey(group_id, topic_id, partition))
 
 
 def _store_for(config: BrokerConfig, clock: Clock) -> MetadataStore:

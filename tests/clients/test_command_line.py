@@ -305,12 +305,155 @@ def test_a_group_with_members_cannot_be_reset(
         assert (described["state"], len(described["members"])) == ("stable", 1)
         assert described["members"][0]["partitions"] == [f"{topic}-0"]
         message = run.error("groups", "reset", group, "--topic", topic, "--to-latest", "--execute")
-        assert "UNKNOWN_MEMBER_ID" in message or "NON_EMPTY_GROUP" in message
+        assert "has 1 running member: stop them first" in message
         process.send_signal(number)
         process.communicate(timeout=TIMEOUT_S)
     (described,) = run.json("groups", "describe", group)
     assert (described["state"], described["members"]) == ("empty", [])  # it has left, it was not timed out
     assert [one["committed"] for one in described["partitions"]] == [1]
+
+
+def test_a_group_of_the_new_protocol(run: CommandLine, fresh: Callable[[str], str]) -> None:
+    topic, group = fresh("cli-modern"), fresh("cli-modern-group")
+    run.text("topics", "create", topic, "--partitions", "2")
+    run.text("produce", topic, "--partition", "0", stdin=b"1\n2\n")
+    consume = ("consume", topic, "--group", group, "--from-beginning", "-X", "group.protocol=consumer")
+    with run.start(*consume) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"1\n"
+        assert run.json("groups", "list", group) == [{"group": group, "state": "stable", "type": "consumer"}]
+        assert group in run.text("groups", "list", "--type", "consumer", "--state", "Stable")
+        assert group not in run.text("groups", "list", "--type", "classic", "--type", "share")
+        assert group not in run.text("groups", "list", "--state", "empty")
+        (described,) = run.json("groups", "describe", group)
+        assert (described["type"], described["state"], described["assignor"]) == ("consumer", "stable", "uniform")
+        (member,) = described["members"]
+        assert described["epoch"] == described["target_epoch"] == member["epoch"] > 0
+        assert member["partitions"] == [f"{topic}-0", f"{topic}-1"]
+        assert (member["protocol"], member["waits_for"], member["gives_up"]) == ("consumer", [], [])
+        assert [one["member"] for one in described["partitions"]] == [member["member"]] * 2
+        table = run.text("groups", "describe", group, "--members")
+        assert f"{group}  state=stable type=consumer epoch={described['epoch']} assignor=uniform members=1" in table
+        assert f"{topic}-0 {topic}-1" in table
+        message = run.error("groups", "reset", group, "--topic", topic, "--to-latest", "--execute")
+        assert "has 1 running member" in message
+        assert "NON_EMPTY_GROUP" in run.error("groups", "delete", group, "--yes")
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=TIMEOUT_S)
+    moved = run.json("groups", "reset", group, "--topic", f"{topic}:0", "--to-offset", "1", "--execute")
+    assert [(one["from"], one["to"]) for one in moved["partitions"]] == [(2, 1)]
+    (described,) = run.json("groups", "describe", group)
+    assert (described["type"], described["state"], described["lag"]) == ("consumer", "empty", 1)
+    assert run.text("groups", "delete", group, "--yes") == f"deleted {group}\n"
+    assert "there is no group" in run.error("groups", "describe", group)
+
+
+def test_a_queue(run: CommandLine, fresh: Callable[[str], str]) -> None:
+    topic, group = fresh("cli-queue"), fresh("cli-workers")
+    run.text("topics", "create", topic, "--partitions", "2")
+    for partition in ("0", "1"):
+        run.text("produce", topic, "--partition", partition, "--key", "k", stdin=b"1\n2\n3\n")
+    read = run.text("consume", topic, "--queue", group, "--from-beginning", "--max", "6", "--keys").splitlines()
+    assert sorted(read) == [f"k\t{number}" for number in (1, 1, 2, 2, 3, 3)]
+    run.text("produce", topic, "--partition", "0", stdin=b"4\n")
+    (record,) = run.json_lines("consume", topic, "--queue", group, "--max", "1")
+    assert (record["partition"], record["offset"], record["value"]) == (0, 3, "4")
+    out, err = run.raw("consume", topic, "--queue", group, "--max", "1", "--timeout", "1", exit_code=1)
+    assert (out, "0 of 1 records" in err) == (b"", True)
+
+    assert {"queue": group, "state": "empty"} in run.json("queues", "list")
+    assert run.json("queues", "list", "no-such-*") == []
+    (described,) = run.json("queues", "describe", group)
+    assert (described["state"], described["lag"], described["members"]) == ("empty", 0, [])
+    assert [(one["partition"], one["end"], one["lag"]) for one in described["partitions"]] == [(0, 4, 0), (1, 3, 0)]
+    assert f"{group}  state=empty" in run.text("queues", "describe", group, "--members")
+
+    plan = run.json("queues", "reset", group, "--topic", f"{topic}:0", "--to-earliest")
+    assert (plan["queue"], plan["executed"]) == (group, False)
+    assert [(one["partition"], one["to"]) for one in plan["partitions"]] == [(0, 0)]
+    assert run.json("queues", "describe", group)[0]["lag"] == 0
+    for option, value, expected in (
+        ("--to-offset", "2", [2, 2]),
+        ("--to-time", "1h ago", [0, 0]),
+        ("--to-latest", None, [4, 3]),
+        ("--to-earliest", None, [0, 0]),
+    ):
+        words = [option] if value is None else [option, value]
+        moved = run.json("queues", "reset", group, "--all-topics", *words, "--execute")
+        assert [one["to"] for one in moved["partitions"]] == expected
+    assert run.json("queues", "describe", group)[0]["lag"] == 7
+    assert len(run.text("consume", topic, "--queue", group, "--max", "7").splitlines()) == 7
+
+
+def test_what_a_queue_refuses(run: CommandLine, fresh: Callable[[str], str]) -> None:
+    topic = fresh("cli-queue")
+    run.text("topics", "create", topic)
+    assert "there is no queue 'nobody'" in run.error("queues", "describe", "nobody")
+    assert "there is no topic" in run.error("consume", f"{topic}-x", "--queue", "workers")
+    assert f"did you mean '{topic}'" in run.error("consume", topic[:-1], "--queue", "workers")
+    for words in (["--group", "g"], ["--from-offset", "3"], ["--partition", "0"], ["--no-follow"]):
+        assert "--queue" in run.error("consume", topic, "--queue", "workers", *words, exit_code=2)
+    assert "--exec needs --queue" in run.error("consume", topic, "--exec", "true", exit_code=2)
+    assert "--to-earliest" in run.error("queues", "reset", "workers", "--all-topics", exit_code=2)
+    assert "--topic" in run.error("queues", "reset", "workers", "--to-earliest", exit_code=2)
+
+
+def test_a_command_decides_by_its_exit_code(run: CommandLine, fresh: Callable[[str], str], tmp_path: Path) -> None:
+    topic, group, seen = fresh("cli-queue"), fresh("cli-workers"), tmp_path / "seen"
+    run.text("topics", "create", topic)
+    run.text("produce", topic, "--key", "k", "--header", "trace-id=7", stdin=b"good\nagain\nbad\nfine\n")
+    script = tmp_path / "work.sh"
+    script.write_text(
+        f"""value=$(cat)
+        echo "$value $RECORD_TOPIC $RECORD_OFFSET $RECORD_KEY $RECORD_HEADER_TRACE_ID $RECORD_DELIVERY_COUNT" >> {seen}
+        case "$value $RECORD_DELIVERY_COUNT" in "again 1") exit 3;; bad*) exit 65;; esac
+        """
+    )
+    options = ("--queue", group, "--from-beginning", "--exec", f"sh {script}")
+    assert run.text("consume", topic, *options, "--max", "5") == ""
+    handled = sorted(line.split() for line in seen.read_text().splitlines())
+    offsets = {"good": "0", "again": "1", "bad": "2", "fine": "3"}
+    assert handled == sorted(
+        [value, topic, offsets[value], "k", "7", count]
+        for value, count in (("good", "1"), ("again", "1"), ("again", "2"), ("bad", "1"), ("fine", "1"))
+    )
+    assert run.text("consume", topic, "--queue", group, "--timeout", "1") == ""
+
+
+def test_a_long_command_keeps_its_record(command: CommandLine, tmp_path: Path) -> None:
+    lock = {"group.share.record.lock.duration.ms": "1000", "group.share.min.record.lock.duration.ms": "1000"}
+    with Cluster(settings=lock) as cluster:
+        command.bootstrap = cluster.bootstrap_servers
+        cluster.create_topic("jobs")
+        command.text("produce", "jobs", stdin=b"long\n")
+        options = ("--queue", "workers", "--from-beginning", "--max", "1")
+        work = f"sleep 2.5; (cat; echo $RECORD_DELIVERY_COUNT) >> {tmp_path / 'seen'}"
+        _, err = command.raw("consume", "jobs", *options, "--exec", work)
+        assert err == "", "an acknowledgement that comes too late is remarked on"
+        assert (tmp_path / "seen").read_text() == "long1\n"
+        assert command.json("queues", "describe", "workers")[0]["lag"] == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_releases_what_is_not_done(
+    run: CommandLine, fresh: Callable[[str], str], tmp_path: Path, number: signal.Signals
+) -> None:
+    topic, group, started = fresh("cli-queue"), fresh("cli-workers"), tmp_path / "started"
+    run.text("topics", "create", topic)
+    run.text("produce", topic, stdin=b"long\n")
+    os.mkfifo(started)
+    command = f"echo $RECORD_DELIVERY_COUNT > {started}; sleep 60"
+    with run.start("consume", topic, "--queue", group, "--from-beginning", "--exec", command) as process:
+        assert started.read_text() == "1\n"
+        (described,) = run.json("queues", "describe", group)
+        assert (described["state"], len(described["members"])) == ("stable", 1)
+        assert "running members" in run.error("queues", "reset", group, "--all-topics", "--to-latest", "--execute")
+        process.send_signal(number)
+        out, err = process.communicate(timeout=TIMEOUT_S)
+    assert (process.returncode, out, err) == (0, b"", b"")
+    assert run.json("queues", "describe", group)[0]["state"] == "empty"
+    again = run.json_lines("consume", topic, "--queue", group, "--max", "1")
+    assert [record["value"] for record in again] == ["long"]
 
 
 def test_dump_of_a_live_log(cluster: Cluster, run: CommandLine, fresh: Callable[[str], str]) -> None:

@@ -19,7 +19,9 @@ from rich.table import Table
 
 from cluster import failover
 from cluster.faults import ROWS, Row
-from cluster.rounds import FULL, SHORT, Clusters, Result, Scale, run_round
+from cluster.group_faults import GROUP_ROWS
+from cluster.queue_faults import QUEUE_ROWS
+from cluster.rounds import Clusters, Result, Scale
 from support.cluster_processes import ClusterProcesses
 
 _KEPT_LOG_LINES = 200
@@ -47,7 +49,7 @@ def run_row(row: Row, scale: Scale, rounds: int, session: Session) -> list[Resul
         for number in order:
             variant = variants[number % len(variants)]
             cluster = clusters.get(variant.layout(scale))
-            result = run_round(cluster, variant.fault, scale, session.seed + number)
+            result = row.play(cluster, variant.fault, scale, session.seed + number)
             results.append(result)
             _tell(session.console, variant.name, result)
             if not result.green:
@@ -110,8 +112,8 @@ def main() -> int:
         return failover.measure(console)
     session = Session(console, options.only, options.seed, options.keep)
     rows = []
-    for row in ROWS:
-        scale = SHORT if options.short else dataclasses.replace(FULL, acked=row.acked)
+    for row in (*ROWS, *GROUP_ROWS, *QUEUE_ROWS):
+        scale = row.short if options.short else dataclasses.replace(row.full, acked=row.acked)
         results = run_row(row, scale, options.rounds or row.rounds, session)
         rows.append((row, results))
     console.print(report(rows))

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from cluster.rounds import Fault, Scale, Stage
-from support.cluster_processes import Layout, wait_for
+from cluster.rounds import FULL, SHORT, Fault, Result, Scale, Stage, run_round
+from support.cluster_processes import ClusterProcesses, Layout, wait_for
 from support.tcp_proxy import ZOOKEEPER, broker_node
 
 # --- kill -9 ----------------------------------------------------------------------------------------------------------
@@ -108,12 +108,16 @@ def pause(who: Callable[[Stage], int], sessions: float) -> Fault:
 # --- partitions -------------------------------------------------------------------------------------------------------
 
 
+def everybody_but(stage: Stage, broker_id: int) -> list[str]:
+    """The other brokers, and ZooKeeper."""
+    return [*(broker_node(each) for each in stage.cluster.brokers if each != broker_id), ZOOKEEPER]
+
+
 def cut_leader_from_the_rest(stage: Stage) -> None:
     """From the other brokers and from ZooKeeper; clients still reach it and are told nothing."""
     leader = stage.leader()
-    others = [broker_node(broker_id) for broker_id in stage.cluster.brokers if broker_id != leader]
     stage.mark(f"leader {leader} from the rest")
-    stage.cluster.wires().cut(broker_node(leader), [*others, ZOOKEEPER])
+    stage.cluster.wires().cut(broker_node(leader), everybody_but(stage, leader))
     _wait_for_another_leader(stage, leader)
     time.sleep(stage.scale.session_s / 2)
 
@@ -204,9 +208,8 @@ def two_leaders_killed_before_the_third_replica_heard_of_either(stage: Stage) ->
 def flapping(stage: Stage) -> None:
     for _ in range(stage.scale.bounces):
         leader = stage.leader()
-        others = [broker_node(broker_id) for broker_id in stage.cluster.brokers if broker_id != leader]
         stage.mark(f"leader {leader} from the rest for a second")
-        stage.cluster.wires().cut(broker_node(leader), [*others, ZOOKEEPER])
+        stage.cluster.wires().cut(broker_node(leader), everybody_but(stage, leader))
         time.sleep(1)
         stage.cluster.wires().heal()
         time.sleep(1)
@@ -304,6 +307,8 @@ class Variant:
     fault: Fault
     zookeeper_nodes: int = 1
     proxied: bool = False
+    settings: tuple[tuple[str, str], ...] = ()
+    """Of the brokers, besides those that every round has."""
 
     def layout(self, scale: Scale) -> Layout:
         # A follower that is cut off shall leave the ISR within the round, not after the default of half a minute.
@@ -312,7 +317,7 @@ class Variant:
             zookeeper_nodes=self.zookeeper_nodes,
             proxied=self.proxied,
             session_timeout_ms=scale.session_timeout_ms,
-            settings=(lag,) if self.proxied else (),
+            settings=((lag,) if self.proxied else ()) + self.settings,
         )
 
 
@@ -325,6 +330,10 @@ class Row:
     rounds: int
     acked: int
     """Records acknowledged per full round."""
+    short: Scale = SHORT
+    full: Scale = FULL
+    play: Callable[[ClusterProcesses, Fault, Scale, int], Result] = run_round
+    """What a round is, besides its fault."""
 
 
 ROWS: Final = (

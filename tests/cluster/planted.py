@@ -168,6 +168,40 @@ def no_deduplication() -> None:
     Producers.check = lambda self, header: None  # type: ignore[method-assign]
 
 
+# --- groups -----------------------------------------------------------------------------------------------------------
+
+
+@bug("commits-of-anybody")
+def commits_of_anybody() -> None:
+    """A consumer group takes commits from members that it has removed, and of partitions that are another's."""
+    from millrace.errors import ErrorCode
+    from millrace.groups import modern
+
+    modern.check_commit = lambda *_, **__: lambda _topic_id, _partition: ErrorCode.NONE
+
+
+@bug("accepted-before-kept")
+def accepted_before_kept() -> None:
+    """A leader tells members that their acknowledgements are durable, and stores them a moment later."""
+    import asyncio
+
+    from millrace.queues.persister import Persister
+
+    keep = Persister.write
+    under_way: set[asyncio.Task[None]] = set()
+
+    async def write_later(self: Persister, key: Any, write: Any) -> None:
+        async def later() -> None:
+            await asyncio.sleep(0.5)
+            await keep(self, key, write)
+
+        task = asyncio.create_task(later())
+        under_way.add(task)
+        task.add_done_callback(under_way.discard)
+
+    Persister.write = write_later  # type: ignore[method-assign]
+
+
 # --- start ------------------------------------------------------------------------------------------------------------
 
 

@@ -23,7 +23,7 @@ from support.checker import Anomaly, Report, check
 from support.checker_metadata import check_log, read_log
 from support.checker_replicas import compare
 from support.cluster_processes import ClusterProcesses, Layout, wait_for
-from support.history import read_histories
+from support.history import Event, read_histories
 from support.maven import ROOT
 from support.servers import ServerFailed
 
@@ -31,7 +31,9 @@ PARTITIONS: Final = 4
 _ACKS_WITHIN_S: Final = 120.0
 _CREATED_WITHIN_S: Final = 30.0
 _READ_WITHIN_S: Final = 60.0
-_TROUBLE: Final = (ServerFailed, KafkaException, OSError)
+_LOSSES: Final = (Anomaly.LOST, Anomaly.UNSEEN, Anomaly.MISSED, Anomaly.NOT_ACCEPTED)
+"""Names for the same misfortune, of which a record may have several."""
+TROUBLE: Final = (ServerFailed, KafkaException, OSError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +80,10 @@ class Clients:
         self._scale = scale
         self._bootstrap = bootstrap
         self._topic = topic
-        self._partitions = partitions
+        self.partitions = partitions
         self._counts: dict[str, int] = {}
         self._processes: dict[str, subprocess.Popen[str]] = {}
-        self._readers: list[threading.Thread] = []
+        self._readers: dict[str, threading.Thread] = {}
         for number in range(1, scale.producers + 1):
             rate = ("--rate", str(scale.rate // scale.producers))
             self._start("producer", number, *rate, *(["--client-defaults"] if client_defaults else []))
@@ -161,14 +163,14 @@ class Clients:
     def histories(self) -> list[Path]:
         return sorted(self.directory.glob("*.history"))
 
-    def _start(self, role: str, number: int, *more: str) -> None:
+    def _start(self, role: str, number: int, *more: str, module: str = "cluster.workload") -> None:
         name = f"{role}-{number}"
-        arguments = ["--bootstrap", self._bootstrap, "--topic", self._topic, "--partitions", str(self._partitions)]
+        arguments = ["--bootstrap", self._bootstrap, "--topic", self._topic, "--partitions", str(self.partitions)]
         arguments += ["--number", str(number), "--history", str(self.directory / f"{name}.history"), *more]
         path = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])
         with (self.directory / f"{name}.err").open("wb") as errors:
             process = subprocess.Popen(
-                [sys.executable, "-m", "cluster.workload", role, *arguments],
+                [sys.executable, "-m", module, role, *arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -179,7 +181,7 @@ class Clients:
         self._processes[name] = process
         self._counts[name] = 0
         reader = threading.Thread(target=self._count, args=(name, process), name=f"count {name}")
-        self._readers.append(reader)
+        self._readers[name] = reader
         reader.start()
 
     def _count(self, name: str, process: subprocess.Popen[str]) -> None:
@@ -188,14 +190,17 @@ class Clients:
             self._counts[name] = int(line)
 
     def _reap(self) -> None:
-        for process in self._processes.values():
-            process.wait()
-        for reader in self._readers:
-            reader.join()
-        for process in self._processes.values():
-            for stream in (process.stdin, process.stdout):
-                if stream is not None:
-                    stream.close()
+        for name in list(self._processes):
+            self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        """A process that has ended, or is about to: wait for it, keep its count."""
+        process = self._processes.pop(name)
+        process.wait()
+        self._readers.pop(name).join()
+        for stream in (process.stdin, process.stdout):
+            if stream is not None:
+                stream.close()
 
 
 @dataclass(slots=True)
@@ -247,7 +252,7 @@ class Result:
 
     @property
     def lost(self) -> int:
-        return max(self.report.counts.get(Anomaly.LOST, 0), self.report.counts.get(Anomaly.UNSEEN, 0))
+        return max(self.report.counts.get(kind, 0) for kind in _LOSSES)
 
     @property
     def duplicates(self) -> int:
@@ -256,7 +261,7 @@ class Result:
     @property
     def others(self) -> int:
         """Everything else that is wrong: order, phantoms, replicas that differ, waits that were too long."""
-        told = {Anomaly.LOST, Anomaly.UNSEEN, Anomaly.DUPLICATE}
+        told = {*_LOSSES, Anomaly.DUPLICATE}
         return len(self.failures) + sum(count for kind, count in self.report.counts.items() if kind not in told)
 
     def describe(self) -> str:
@@ -276,10 +281,10 @@ def run_round(cluster: ClusterProcesses, fault: Fault, scale: Scale, seed: int =
         create_topic(cluster, topic)
         with Clients(cluster.bootstrap, topic, scale, directory) as clients:
             stage = Stage(cluster, clients, topic, scale, random.Random(seed), result.marks)
-            result.failures += _disturb(stage, fault, result)
+            result.failures += disturb(stage, fault, result)
             result.failures += clients.stop()
-            _judge(stage, result)
-    except _TROUBLE as error:
+            judge(stage, result)
+    except TROUBLE as error:
         result.failures.append(f"{type(error).__name__}: {error}")
     result.failures += [f"{broker} died by itself" for broker in cluster.brokers.values() if broker.died()]
     result.seconds = time.monotonic() - started
@@ -293,14 +298,14 @@ def create_topic(cluster: ClusterProcesses, topic: str, partitions: int = PARTIT
     cluster.wait_whole(topic, _CREATED_WITHIN_S)
 
 
-def _disturb(stage: Stage, fault: Fault, result: Result) -> list[str]:
+def disturb(stage: Stage, fault: Fault, result: Result) -> list[str]:
     """Fault, healing, and enough records; what went wrong, because what clients have seen is judged all the same."""
     problems = []
     clients, cluster = stage.clients, stage.cluster
     try:
         clients.wait_acked(500)
         fault(stage)
-    except _TROUBLE as error:
+    except TROUBLE as error:
         problems.append(f"{type(error).__name__}: {error}")
     stage.mark("healing")
     cluster.restore()
@@ -309,33 +314,36 @@ def _disturb(stage: Stage, fault: Fault, result: Result) -> list[str]:
         stage.mark("whole")
         clients.wait_more_acked(200)
         clients.wait_acked(stage.scale.acked)
-    except _TROUBLE as error:
+    except TROUBLE as error:
         problems.append(f"{type(error).__name__}: {error}")
     return problems
 
 
-def _judge(stage: Stage, result: Result) -> None:
+def judge(stage: Stage, result: Result) -> list[Event]:
+    """Read everything and look at everything; what the clients did and saw, for who wants to look further."""
     cluster, topic, directory = stage.cluster, stage.topic, stage.clients.directory
-    ends = high_watermarks(cluster.bootstrap, topic)
+    ends = high_watermarks(cluster.bootstrap, topic, stage.clients.partitions)
     reached = read_everything(cluster.bootstrap, topic, ends, directory / "final.history", timeout_s=_READ_WITHIN_S)
     result.failures += [
         f"the final read of {topic}-{index} ended at {reached[index]} of {end}"
         for index, end in ends.items()
         if reached[index] < end
     ]
-    result.report = check(read_histories(stage.clients.histories()))
+    events = read_histories(stage.clients.histories())
+    result.report = check(events)
     if cluster.zookeeper is not None:
         result.failures += check_log(read_log(cluster.zookeeper.hosts))
     for index, end in ends.items():
         result.failures += compare(replica_directories(cluster, topic, index), end)
+    return events
 
 
-def high_watermarks(bootstrap: str, topic: str) -> dict[int, int]:
+def high_watermarks(bootstrap: str, topic: str, partitions: int = PARTITIONS) -> dict[int, int]:
     consumer = Consumer({"bootstrap.servers": bootstrap, **CONSUMER})
     try:
         return {
             index: consumer.get_watermark_offsets(TopicPartition(topic, index), timeout=30)[1]
-            for index in range(PARTITIONS)
+            for index in range(partitions)
         }
     finally:
         consumer.close()

@@ -12,6 +12,10 @@ from cluster.faults import (
     deaf_leader_killed,
     two_leaders_killed_before_the_third_replica_heard_of_either,
 )
+from cluster.group_faults import kill, pause_members
+from cluster.group_rounds import SETTINGS, SHORT_GROUP, GroupStage, of_group, run_group_round
+from cluster.queue_rounds import SETTINGS as QUEUE_SETTINGS
+from cluster.queue_rounds import SHORT_QUEUE, run_queue_round
 from cluster.rounds import SHORT, Fault, Result, run_round
 from support.checker import Anomaly
 from support.cluster_processes import ClusterProcesses, Layout
@@ -54,6 +58,23 @@ def test_no_deduplication() -> None:
 def test_a_flush_that_is_skipped() -> None:
     result = caught("skipped-flush", cut_power_of_all)
     assert result.lost, result.describe()
+
+
+def test_commits_of_members_that_were_removed() -> None:
+    # A member that wakes up commits before it hears that it was removed, seven times in eight.
+    scale = dataclasses.replace(SHORT_GROUP, bounces=3)
+    layout = Layout(planted="commits-of-anybody", settings=SETTINGS)
+    with ClusterProcesses(layout) as cluster:
+        result = run_group_round(cluster, of_group(pause_members), scale)
+    assert Anomaly.COMMIT_BACK in result.report.counts, result.describe()
+
+
+def test_acknowledgements_of_a_queue_that_are_not_kept_yet() -> None:
+    layout = Layout(planted="accepted-before-kept", settings=QUEUE_SETTINGS)
+    with ClusterProcesses(layout) as cluster:
+        scale = dataclasses.replace(SHORT_QUEUE, library_every=0)
+        result = run_queue_round(cluster, of_group(kill(GroupStage.leader)), scale)
+    assert Anomaly.AGAIN in result.report.counts, result.describe()
 
 
 def test_a_power_cut_of_all_brokers_loses_nothing_without_a_bug() -> None:

@@ -153,9 +153,9 @@ def produce(options: argparse.Namespace, stopping: threading.Event) -> int:
             load.send(due)
             sent += due
             load.wait(_TICK_S)
-            reported = _report(load.acked, reported)
+            reported = report(load.acked, reported)
         left = load.finish()
-        _report(load.acked, 0.0)
+        report(load.acked, 0.0)
         return 1 if left else 0
 
 
@@ -179,7 +179,7 @@ def consume(options: argparse.Namespace, stopping: threading.Event) -> int:
                     history.write(Outcome.OK, Action.POLL, key, op=op, value=value, offset=message.offset() or 0)
                     total += 1
                 history.flush()
-                reported = _report(total, reported)
+                reported = report(total, reported)
         finally:
             consumer.close()
     return 0
@@ -208,7 +208,8 @@ def read_everything(
     return positions
 
 
-def _report(count: int, last: float) -> float:
+def report(count: int, last: float) -> float:
+    """Tell the parent a count, now and then; when that was."""
     now = time.monotonic()
     if now - last >= _REPORT_S:
         print(count, flush=True)
@@ -216,7 +217,7 @@ def _report(count: int, last: float) -> float:
     return last
 
 
-def _watch_input(stopping: threading.Event) -> None:
+def watch_input(stopping: threading.Event) -> None:
     sys.stdin.read()
     stopping.set()
 
@@ -235,7 +236,7 @@ def main() -> int:
     options = parser.parse_args()
     die_with_parent()
     stopping = threading.Event()
-    threading.Thread(target=_watch_input, args=(stopping,), daemon=True).start()
+    threading.Thread(target=watch_input, args=(stopping,), daemon=True).start()
     try:
         return produce(options, stopping) if options.role == "producer" else consume(options, stopping)
     except KafkaException as error:

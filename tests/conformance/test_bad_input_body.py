@@ -530,6 +530,11 @@ UNGRANTED: dict[str, tuple[Request, int, set[ErrorCode]]] = {
         7,
         {E.INVALID_CONFIG},
     ),
+    "create-lags-the-wrong-way-round": (
+        create("n23", configs=configs(("min.compaction.lag.ms", "11"), ("max.compaction.lag.ms", "10"))),
+        7,
+        {E.INVALID_CONFIG},
+    ),
     "partitions-0": (more_partitions(0), 3, {E.INVALID_PARTITIONS}),
     "partitions-minus-1": (more_partitions(-1), 3, {E.INVALID_PARTITIONS}),
     "partitions-fewer": (more_partitions(1), 3, {E.INVALID_PARTITIONS}),
@@ -709,6 +714,11 @@ UNGRANTED: dict[str, tuple[Request, int, set[ErrorCode]]] = {
     "alter-unknown-setting": (alter(2, TOPIC, ("no.such", 0, "1")), 1, {E.INVALID_CONFIG}),
     "alter-bad-value": (alter(2, TOPIC, ("retention.ms", 0, "-99")), 1, {E.INVALID_CONFIG}),
     "alter-value-of-30000-digits": (alter(2, TOPIC, ("retention.ms", 0, "9" * 30_000)), 1, {E.INVALID_CONFIG}),
+    "alter-lags-the-wrong-way-round": (
+        alter(2, TOPIC, ("min.compaction.lag.ms", 0, "11"), ("max.compaction.lag.ms", 0, "10")),
+        1,
+        {E.INVALID_CONFIG},
+    ),
     "alter-null-value": (alter(2, TOPIC, ("retention.ms", 0, None)), 1, INVALID | {E.INVALID_CONFIG}),
     "alter-unknown-operation": (alter(2, TOPIC, ("retention.ms", 9, "1")), 1, INVALID | {E.INVALID_CONFIG}),
     "alter-append-to-a-number": (alter(2, TOPIC, ("retention.ms", 2, "1")), 1, INVALID | {E.INVALID_CONFIG}),

@@ -19,6 +19,7 @@ from support.servers import KafkaServer, MillraceServer, Server
 TARGETS = os.environ.get("MILLRACE_JVM_TARGETS", "millrace").split(",")
 SETTINGS = {
     "group.initial.rebalance.delay.ms": "0",  # Kafka's default of 3 s would be most of this suite's time
+    "group.share.min.record.lock.duration.ms": "1000",  # its default of 15 s is too long to be waited for
     "log.initial.task.delay.ms": "500",
     "log.retention.check.interval.ms": "500",
 }

@@ -3,14 +3,7 @@
 from __future__ import annotations
 
 from support.kafka_jars import CONSUMER_GROUPS, GROUPS, VERIFIABLE_CONSUMER
-from support.kafka_tools import KafkaTools
-
-
-def table(text: str) -> list[dict[str, str]]:
-    """The tool's table as rows by column name; a line before it ('no active members') is passed over."""
-    lines = [line.split() for line in text.splitlines() if line.strip()]
-    start = next(number for number, words in enumerate(lines) if words[0] == "GROUP")
-    return [dict(zip(lines[start], words, strict=False)) for words in lines[start + 1 :]]
+from support.kafka_tools import KafkaTools, table
 
 
 def committed(tools: KafkaTools, group: str) -> dict[int, int]:

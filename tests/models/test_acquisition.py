@@ -1,13 +1,14 @@
 """Acquisition against a model: who may hold a record, what is never given out again, and what a restart finds.
 
-The model knows every offset by itself; the window under test keeps runs. State is stored through the rule that the
-share coordinator uses (`combine`), writes succeed, fail, or succeed without anybody learning of it, the leader
-restarts at any moment, retention takes records away, dead letters are copied late.
+The model knows every offset by itself; the window under test keeps runs. State goes through the plans and records of
+the share coordinator, so that a replay can be compared with what is live. Writes succeed, fail, or succeed without
+anybody learning of it; what ran out is stored later or lost; another leader takes over at any moment, and the old one
+goes on writing; retention takes records away; dead letters are copied late, and twice.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -34,10 +35,15 @@ from millrace.queues.acquisition import (
     Window,
 )
 from millrace.queues.batches import RecordState, StateBatch, combine
+from millrace.queues.state import Write
+from support.share_store import Store
 
 MEMBERS = ("a", "b", "c")
 MAX_DELIVERIES = 3
 LOCK_MS = 1_000
+
+
+UNSEEN = (0, RecordState.AVAILABLE)
 
 
 @dataclass
@@ -46,21 +52,15 @@ class Record:
 
     holder: str = ""
     deliveries: int = 0
-    stored_deliveries: int = 0
     done: str = ""
     pending: Acknowledgement | None = None
     told: AcknowledgeType | None = None
-    uncertain: bool = False
     rests_until_ms: int = 0
     is_copied: bool = False
-
-
-@dataclass
-class Store:
-    """What the share coordinator has."""
-
-    start: int = 0
-    batches: list[StateBatch] = field(default_factory=list)
+    is_accepted: bool = False
+    """Whether a member was told that its acceptance counts."""
+    stored: tuple[int, RecordState] = UNSEEN
+    """Delivery count and state that the coordinator has."""
 
 
 class Acquisition(RuleBasedStateMachine):
@@ -79,6 +79,9 @@ class Acquisition(RuleBasedStateMachine):
         self.records: dict[int, Record] = {}
         self.window = Window(0, self.limits)
         self.store = Store()
+        self.epoch = 0
+        self.unstored: list[StateBatch] = []
+        self.zombie: tuple[Window, list[Acknowledgement]] | None = None
         self.pending: list[Acknowledgement] = []
         self.letters: list[DeadLetter] = []
         self.highest_start = 0
@@ -143,6 +146,7 @@ class Acquisition(RuleBasedStateMachine):
                 record = self.records[each]
                 assert record.holder == "", "held by two"
                 assert record.done == "", "delivered after its end"
+                assert not record.is_accepted, "delivered after it was accepted"
                 assert record.rests_until_ms <= self.now_ms, "delivered before it had rested"
                 assert record.pending is None
                 record.holder = member
@@ -211,19 +215,16 @@ class Acquisition(RuleBasedStateMachine):
             self.write(acknowledgement.store)
         changes = self.window.settle(acknowledgement, is_stored=fate == "stored", now_ms=self.now_ms)
         for record in self.records.values():
-            if record.pending is not acknowledgement:
-                continue
-            record.pending = None
-            if fate == "stored":
-                self.ends(record)
-            elif fate == "unheard":
-                record.uncertain = True
+            if record.pending is acknowledgement:
+                record.pending = None
+                if fate == "stored":
+                    self.ends(record)
+                    record.is_accepted = record.told is AcknowledgeType.ACCEPT
         self.carry_out(changes)
 
     def ends(self, record: Record) -> None:
         """The model's own idea of what an acknowledgement leads to."""
         record.holder = ""
-        record.stored_deliveries = record.deliveries
         is_over = record.deliveries >= MAX_DELIVERIES
         if record.told is AcknowledgeType.RELEASE and not is_over and self.limits.backoff_ms:
             rest_ms = min(self.limits.backoff_ms * 2 ** (record.deliveries - 1), self.limits.backoff_max_ms)
@@ -249,64 +250,90 @@ class Acquisition(RuleBasedStateMachine):
         self.carry_out(changes)
 
     @precondition(lambda self: self.letters)
-    @rule()
-    def copy_dead_letter(self) -> None:
-        letter = self.letters.pop(0)
+    @rule(is_heard=st.sampled_from([True, True, False]))
+    def copy_dead_letter(self, is_heard: bool) -> None:
+        """Copy a letter; or copy it, and do not learn of it, so that it is copied again."""
+        letter = self.letters[0]
         for offset in range(letter.first_offset, letter.last_offset + 1):
             self.records[offset].is_copied = True
-        self.write(self.window.dead_lettered(letter).store)
+        if is_heard:
+            self.letters.pop(0)
+            self.unstored += self.window.dead_lettered(letter).store
 
     def carry_out(self, changes: Changes) -> None:
-        """Store what a step changed at once; whatever ran out is the model's to know by now."""
+        """What a step changed is stored some time later; whatever ran out is the model's to know by now."""
         self.letters.extend(changes.dead_letters)
-        self.write(changes.store)
+        self.unstored += changes.store
         for batch in changes.store:
             for offset in range(batch.first_offset, batch.last_offset + 1):
                 record = self.records[offset]
                 record.told = AcknowledgeType.RELEASE
                 self.ends(record)
 
-    def write(self, batches: list[StateBatch]) -> None:
-        assert self.window.start_offset >= self.store.start, "the stored start went back"
-        self.store.start = self.window.start_offset
-        self.store.batches = combine(self.store.batches, batches, self.store.start)
+    @precondition(lambda self: self.unstored)
+    @rule()
+    def store_what_ran_out(self) -> None:
+        self.write([])
 
-    # --------------------------------------------------------------------------------------------------------- restart
+    def write(self, batches: list[StateBatch]) -> None:
+        """One write, with everything that came up before it."""
+        start = self.window.start_offset
+        assert start >= self.store.snapshot.start_offset, "the stored start went back"
+        together, self.unstored = [*self.unstored, *batches], []
+        self.store.write(Write(0, self.epoch, start, combine((), together, start)))
+        for batch in together:
+            for offset in range(batch.first_offset, batch.last_offset + 1):
+                record = self.records[offset]
+                if record.done == "dead" and batch.state is RecordState.ARCHIVED:
+                    assert record.is_copied, "archived before its letter was copied"
+                record.stored = max(record.stored, (batch.delivery_count, batch.state))
+
+    # -------------------------------------------------------------------------------------------------------- failover
 
     @rule()
-    def restart(self) -> None:
+    def fail_over(self) -> None:
+        """Another leader takes over from what is stored. The old one does not know of it."""
+        self.zombie = self.window, self.pending
+        self.epoch += 1
+        found = self.store.read(self.epoch)
+        assert self.store.replayed() == self.store.live, "a replay does not find what is live"
         live = self.window
-        self.window, changes = Window.load(self.store.start, self.store.batches, self.limits)
-        self.letters, self.pending = list(changes.dead_letters), []
+        self.window, changes = Window.load(found.start_offset, found.batches, self.limits)
+        self.letters, self.pending, self.unstored = list(changes.dead_letters), [], []
         self.window.move_log_start(self.log_start)
-        found = {offset: run for run in self.window.runs() for offset in range(run.first, run.last + 1)}
+        loaded = {offset: run for run in self.window.runs() for offset in range(run.first, run.last + 1)}
         for offset, record in self.records.items():
             record.holder, record.pending, record.rests_until_ms = "", None, 0
-            run = found.get(offset)
-            if record.uncertain:
-                # Whoever wrote it never heard of it: the store knows better than the members.
-                record.uncertain = False
-                record.done, record.deliveries = self.as_stored(offset, record)
-                record.stored_deliveries = record.deliveries
-            elif record.done:
-                is_done = offset < self.window.start_offset or (run is not None and run.state != RecordState.AVAILABLE)
-                assert is_done, f"{offset} would be delivered again"
-            else:
-                record.deliveries = record.stored_deliveries
-                assert offset >= self.window.end_offset or found[offset].state is RecordState.AVAILABLE
-                assert record.deliveries == (0 if run is None else run.delivery_count)
+            if offset < self.window.start_offset:
+                record.done = record.done or "passed"
+                assert record.done != "passed" or record.stored[1].is_terminal, "the start passed an open record"
+                continue
+            count, stored = record.stored
+            run = loaded.get(offset)
+            assert (RecordState.AVAILABLE if run is None else run.state) == stored
+            record.done = {0: "", 2: "accepted", 3: "dead", 4: "archived"}[stored]
+            if not record.done:
+                record.deliveries = count
+                assert count == (0 if run is None else run.delivery_count)
+            assert record.done or not record.is_accepted, f"{offset} was accepted and would be delivered again"
         passed = [each for each in range(self.window.start_offset, live.start_offset) if each in self.records]
-        assert all(self.records[offset].done for offset in passed), "the start went back over records"
+        assert not any(self.records[offset].is_accepted and not self.records[offset].done for offset in passed)
         self.highest_start = self.window.start_offset
 
-    def as_stored(self, offset: int, record: Record) -> tuple[str, int]:
-        if offset < self.window.start_offset:
-            return record.done or "archived", record.deliveries
-        for batch in self.store.batches:
-            if batch.first_offset <= offset <= batch.last_offset:
-                is_open = batch.state is RecordState.AVAILABLE
-                return ("" if is_open else record.done or batch.state.name), batch.delivery_count
-        return record.done, 0
+    @precondition(lambda self: self.zombie is not None)
+    @rule(data=st.data(), member=st.sampled_from(MEMBERS))
+    def the_old_leader_goes_on(self, data: st.DataObject, member: str) -> None:
+        """It still takes acknowledgements, and cannot store them."""
+        assert self.zombie is not None
+        window, pending = self.zombie
+        pending.append(window.release(member))
+        chosen = pending.pop(data.draw(st.integers(0, len(pending) - 1)))
+        before = self.store.live
+        with pytest.raises(ApiError) as caught:
+            self.store.write(Write(0, self.epoch - 1, window.start_offset, chosen.store))
+        assert caught.value.code is ErrorCode.FENCED_LEADER_EPOCH
+        assert self.store.live == before
+        window.settle(chosen, is_stored=False, now_ms=self.now_ms)
 
     # ------------------------------------------------------------------------------------------------------ invariants
 
@@ -341,10 +368,11 @@ class Acquisition(RuleBasedStateMachine):
             return
         while self.pending:
             self.settle_one(self.pending.pop(), "stored")
+        assert self.store.replayed() == self.store.live, "a replay does not find what is live"
         for _ in range(len(self.records) * MAX_DELIVERIES + 20):
             self.wait(LOCK_MS * 4)
             while self.letters:
-                self.copy_dead_letter()
+                self.copy_dead_letter(True)
             while self.take("a", 1000, AcquireMode.BATCH_OPTIMIZED, 0, 1000):
                 held = sorted(offset for offset, record in self.records.items() if record.holder == "a")
                 accepted = self.window.acknowledge(
@@ -359,6 +387,7 @@ class Acquisition(RuleBasedStateMachine):
                 break
         assert self.window.start_offset >= max(self.log_end, self.log_start) or not self.log
         assert all(record.done for record in self.records.values())
+        assert all(record.is_copied for record in self.records.values() if record.done == "dead")
 
 
 def test_acquisition_keeps_its_promises() -> None:

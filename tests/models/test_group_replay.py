@@ -28,6 +28,7 @@ from millrace.groups.modern import ModernHeartbeat
 from millrace.groups.modern_shard import Surroundings
 from millrace.groups.settings import GroupSettings, GroupTimes
 from millrace.groups.shard import OffsetToCommit, Shard
+from millrace.groups.share_shard import ShareSurroundings
 from millrace.groups.subscription import write_assignment
 from millrace.groups.target import flatten
 from millrace.records.batch import split
@@ -249,7 +250,15 @@ class World:
     # What must hold
 
     def unread(self) -> Shard:
-        return Shard(0, 0, topic=self.fake.topic, settings=SETTINGS, clock=ManualClock(), surroundings=SURROUNDINGS)
+        return Shard(
+            0,
+            0,
+            topic=self.fake.topic,
+            settings=SETTINGS,
+            clock=ManualClock(),
+            surroundings=SURROUNDINGS,
+            share=ShareSurroundings(),
+        )
 
     def replayed(self) -> Shard:
         shard = self.unread()

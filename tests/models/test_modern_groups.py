@@ -48,6 +48,10 @@ class Consumer:
     epoch: int = 0
     owned: set[Partition] = field(default_factory=set)
     told: set[Partition] = field(default_factory=set)
+    said: set[Partition] | None = None
+    """What the coordinator has heard that it owns; a heartbeat says it again only when it has changed."""
+    is_careless: bool = False
+    """It goes on after a lost answer as if there had been none."""
     is_unsure: bool = False
     """An answer was lost: the next heartbeat says everything."""
     is_classic: bool = False
@@ -55,7 +59,7 @@ class Consumer:
     """It crashed, left or was replaced: it does nothing any more."""
 
     def forget_everything(self) -> None:
-        self.epoch, self.owned, self.told = 0, set(), set()
+        self.epoch, self.owned, self.told, self.said = 0, set(), set(), None
 
 
 def by_topic(partitions: set[Partition]) -> list[tuple[UUID, list[int]]]:
@@ -97,9 +101,17 @@ class Groups(RuleBasedStateMachine):
         pattern=st.sampled_from((None, *PATTERNS)),
         instance_id=st.sampled_from((None, None, "i1", "i2")),
         assignor=st.sampled_from((None, "uniform", "range")),
+        is_careless=st.booleans(),
     )
-    def join(self, topics: set[str], pattern: str | None, instance_id: str | None, assignor: str | None) -> None:
-        consumer = Consumer(self.new_id(), tuple(topics), pattern, instance_id, assignor)
+    def join(
+        self,
+        topics: set[str],
+        pattern: str | None,
+        instance_id: str | None,
+        assignor: str | None,
+        is_careless: bool = False,
+    ) -> None:
+        consumer = Consumer(self.new_id(), tuple(topics), pattern, instance_id, assignor, is_careless=is_careless)
         self.consumers.append(consumer)
         self.beat_as(consumer, is_full=True, is_lost=False)
 
@@ -113,13 +125,13 @@ class Groups(RuleBasedStateMachine):
         changes: dict[str, Any] = {}
         if is_full or consumer.is_unsure or consumer.epoch == 0:
             changes = {
-                "rebalance_timeout_ms": 10_000,
+                "rebalance_timeout_ms": 30_000,
                 "topics": consumer.topics,
                 "pattern": consumer.pattern,
                 "assignor": consumer.assignor,
                 "owned": by_topic(consumer.owned),
             }
-        elif consumer.owned == consumer.told:
+        elif consumer.owned == consumer.told and consumer.owned != consumer.said:
             changes = {"owned": by_topic(consumer.owned)}
         try:
             answer = self.bench.heartbeat(
@@ -133,11 +145,13 @@ class Groups(RuleBasedStateMachine):
             return
         if consumer.instance_id is not None and consumer.epoch == 0:
             self.replaced(consumer)
-        consumer.is_unsure = is_lost
+        consumer.is_unsure = is_lost and not consumer.is_careless
         if is_lost:
             # What it was told before and has not done yet may be another's by now, which the lost answer said.
             consumer.told = set(consumer.owned)
             return
+        if "owned" in changes:
+            consumer.said = set(consumer.owned)
         consumer.epoch = answer.epoch
         if answer.assignment is not None:
             consumer.told = {(topic_id, index) for topic_id, indices in answer.assignment for index in indices}
@@ -201,12 +215,14 @@ class Groups(RuleBasedStateMachine):
     @rule(which=st.integers(0, 9), is_lost=st.booleans())
     def beat_classic(self, which: int, is_lost: bool) -> None:
         consumer = self.pick(which, is_classic=True)
-        if consumer is not None and self.bench.group.members:
+        if consumer is not None:
             self.beat_classic_as(consumer, is_lost=is_lost)
 
     def beat_classic_as(self, consumer: Consumer, *, is_lost: bool) -> None:
         if consumer.epoch == 0:
-            self.rejoin(consumer)
+            # Who joins an empty group makes a classic one of it, which is not in this world: then it stays away.
+            if self.bench.group.members:
+                self.rejoin(consumer)
             return
         try:
             error = self.bench.classic_heartbeat(consumer.member_id, consumer.epoch, consumer.instance_id)
@@ -339,12 +355,21 @@ class Groups(RuleBasedStateMachine):
         assert state_of(self.bench.replayed()) == state_of(self.bench.group)
 
     def teardown(self) -> None:
-        """Everybody who is still there goes on: the group comes to rest, and once more when its topics have grown."""
+        """Everybody who is still there goes on: the group comes to rest.
+
+        So it does when its topics have grown, and when somebody has come and everybody lost the next answer; and that
+        before anybody is removed for being slow.
+        """
         self.bench.refuses = False
         self.come_to_rest(seconds=60)
         for name in list(self.bench.image.topics):
             self.bench.image = add_partitions(self.bench.image, name, 1)
-        self.come_to_rest(seconds=10)
+        self.come_to_rest(seconds=25)
+        self.join(set(TOPICS), None, None, None)
+        for consumer in self.consumers:
+            if not consumer.is_gone and not consumer.is_classic:
+                self.beat_as(consumer, is_full=False, is_lost=True)
+        self.come_to_rest(seconds=25)
 
     def come_to_rest(self, seconds: int) -> None:
         for _ in range(seconds):
@@ -354,7 +379,7 @@ class Groups(RuleBasedStateMachine):
                 if not consumer.is_classic:
                     self.beat_as(consumer, is_full=False, is_lost=False)
                     consumer.owned = set(consumer.told)
-                elif self.bench.group.members:
+                else:
                     self.beat_classic_as(consumer, is_lost=False)
             self.bench.advance(1_000)
         self.nobody_has_what_is_anothers()

@@ -12,6 +12,17 @@ Pure: events in, a `Report` out. Each anomaly is named after the list that Jepse
     nonmonotonic-poll   a consumer went back; `poll-skip`: it left out a record, both within one assignment
     stale-append   acknowledged at an offset not above all that had been acknowledged before the send began
 
+and of a group that reads and commits (`checker_groups`):
+
+    missed         acknowledged, and given to no member of the group
+    commit-back    a commit was accepted that is below one accepted before it was sent
+    resumed-before a member began below what had been committed when it got the partition
+
+and of a queue whose members take and accept (`checker_queues`):
+
+    not-accepted   in the topic, and no member was ever done with it
+    again          given to a member that asked after another one was told that it was done with it
+
 Offsets may have gaps (control records), so "left out" means an offset at which some record is known to be. An
 acknowledgement without an offset (librdkafka after DUPLICATE_SEQUENCE_NUMBER) counts as acknowledged, and its offset is
 taken from the reads.
@@ -32,6 +43,7 @@ from support.history import DAMAGED, Action, Event, Outcome, producer_of
 EXAMPLES: Final = 5
 """How many cases of an anomaly are described; all are counted."""
 _READS: Final = (Action.POLL, Action.FINAL)
+_OF_GROUPS: Final = (Action.ASSIGN, Action.COMMIT, Action.TAKE, Action.ACCEPT)
 
 
 class Anomaly(StrEnum):
@@ -47,6 +59,11 @@ class Anomaly(StrEnum):
     NONMONOTONIC_POLL = "nonmonotonic-poll"
     POLL_SKIP = "poll-skip"
     STALE_APPEND = "stale-append"
+    MISSED = "missed"
+    COMMIT_BACK = "commit-back"
+    RESUMED_BEFORE = "resumed-before"
+    NOT_ACCEPTED = "not-accepted"
+    AGAIN = "again"
 
 
 @dataclass(slots=True)
@@ -125,7 +142,7 @@ def _by_key(events: Iterable[Event]) -> list[_Key]:
     keys: dict[str, _Key] = {}
     # At equal times an invoke goes first: it is not known to have come after the acknowledgement.
     for event in sorted(events, key=lambda event: (event.time_ns, event.type is not Outcome.INVOKE)):
-        if event.action is Action.ASSIGN:
+        if event.action in _OF_GROUPS:
             continue
         key = keys.setdefault(event.key, _Key(event.key))
         if event.action in _READS:
@@ -163,10 +180,10 @@ def _check_offsets(key: _Key, report: Report) -> None:
         offsets[value].add(offset)
     for offset, found in values.items():
         if len(found) > 1:
-            report.note(Anomaly.INCONSISTENT, f"{key.name} offset {offset}: {_shown(*found)}")
+            report.note(Anomaly.INCONSISTENT, f"{key.name} offset {offset}: {shown(*found)}")
     for value, places in offsets.items():
         if len(places) > 1:
-            report.note(Anomaly.DUPLICATE, f"{key.name} {_shown(value)} at {sorted(places)}")
+            report.note(Anomaly.DUPLICATE, f"{key.name} {shown(value)} at {sorted(places)}")
 
 
 def _check_reads_against_sends(key: _Key, report: Report) -> None:
@@ -176,9 +193,9 @@ def _check_reads_against_sends(key: _Key, report: Report) -> None:
             continue
         send = key.sends.get(read.value)
         if send is None:
-            report.note(Anomaly.PHANTOM, f"{key.name} offset {read.offset}: {_shown(read.value)}")
+            report.note(Anomaly.PHANTOM, f"{key.name} offset {read.offset}: {shown(read.value)}")
         elif send.outcome is Outcome.FAIL:
-            report.note(Anomaly.ABORTED_READ, f"{key.name} offset {read.offset}: {_shown(read.value)}")
+            report.note(Anomaly.ABORTED_READ, f"{key.name} offset {read.offset}: {shown(read.value)}")
 
 
 def _check_complete(key: _Key, report: Report) -> None:
@@ -188,10 +205,10 @@ def _check_complete(key: _Key, report: Report) -> None:
     for send in key.sends.values():
         acked = send.outcome is Outcome.OK
         if acked and send.value not in read_by_anybody and send.offset <= highest_read:
-            report.note(Anomaly.LOST, f"{key.name} {_shown(send.value)} acknowledged at {send.offset}")
+            report.note(Anomaly.LOST, f"{key.name} {shown(send.value)} acknowledged at {send.offset}")
         # What a consumer was given was committed, whatever its producer was told.
         if (acked or send.value in read_by_anybody) and send.value not in read_in_the_end:
-            report.note(Anomaly.UNSEEN, f"{key.name} {_shown(send.value)} at {send.offset}")
+            report.note(Anomaly.UNSEEN, f"{key.name} {shown(send.value)} at {send.offset}")
 
 
 def _check_send_order(key: _Key, report: Report) -> None:
@@ -249,7 +266,7 @@ def _check_real_time(key: _Key, report: Report) -> None:
     for send in key.sends.values():
         offset = send.offset if send.outcome is Outcome.OK and send.offset >= 0 else read_at.get(send.value, -1)
         if 0 <= offset <= send.acked_before:
-            text = f"{key.name} {_shown(send.value)} at {offset}, {send.acked_before} was acknowledged before"
+            text = f"{key.name} {shown(send.value)} at {offset}, {send.acked_before} was acknowledged before"
             report.note(Anomaly.STALE_APPEND, text)
 
 
@@ -263,5 +280,5 @@ def _longest_pause_s(key: _Key) -> float:
     return max(later - earlier for earlier, later in pairwise([first, *acked, last])) / 1e9
 
 
-def _shown(*values: int) -> str:
+def shown(*values: int) -> str:
     return ", ".join(f"producer {producer_of(value)} record {value & 0xFFFFFFFF}" for value in sorted(values))

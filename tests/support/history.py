@@ -6,6 +6,10 @@
                poll    one `ok` line per record a consumer was given; `op` numbers the poll call
                final   the same, by the fresh client that reads everything after healing
                assign  a consumer began anew: a new `generation`, positions may jump
+               take    one `ok` line per record a member of a queue was given, after an invoke of the request where that
+                       is known; `op` numbers the request, `generation` is the delivery count
+               accept  a member of a queue is done with a record: an invoke and one outcome each
+               commit  a member of a group commits `offset`: an invoke and one outcome each, per partition
 
 `fail` is for errors that prove nothing was appended; whatever may have reached a log is `info`, and so is an invoke
 without an outcome. Times are CLOCK_MONOTONIC, which all processes of one machine share.
@@ -47,6 +51,9 @@ class Action(StrEnum):
     POLL = "poll"
     FINAL = "final"
     ASSIGN = "assign"
+    COMMIT = "commit"
+    TAKE = "take"
+    ACCEPT = "accept"
 
 
 class Event(NamedTuple):

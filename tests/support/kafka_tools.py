@@ -24,6 +24,13 @@ from support.servers import Server
 Event = dict[str, Any]
 
 
+def table(text: str) -> list[dict[str, str]]:
+    """What a tool says of groups, as rows by column name; what it says before its table is passed over."""
+    lines = [line.split() for line in text.splitlines() if line.strip()]
+    start = next(number for number, words in enumerate(lines) if words[0] == "GROUP")
+    return [dict(zip(lines[start], words, strict=False)) for words in lines[start + 1 :]]
+
+
 class LiveTool:
     """A running tool that prints JSON events, one per line; ends with the `with` block."""
 
@@ -58,6 +65,14 @@ class LiveTool:
             self.events.append(event)
             if wanted(event):
                 return dict(event)
+
+    def drain(self) -> list[Event]:
+        """All events so far, without waiting for more."""
+        while not self._lines.empty():
+            line = self._lines.get()
+            if line is not None:
+                self.events.append(json.loads(line))
+        return self.events
 
     def stop(self) -> None:
         """SIGTERM: the tools close their client (a consumer leaves its group) and end."""

@@ -10,7 +10,6 @@ from millrace.client.connection import Connection
 from millrace.queues.records import ShareKey
 from millrace.records.batch import split
 from millrace.records.decode import decode_records
-from millrace.testing import Cluster
 from millrace.wire.messages.cluster import MetadataRequest
 from millrace.wire.messages.groups import FindCoordinatorRequest
 from millrace.wire.messages.share_groups import ShareAcknowledgeRequest, ShareFetchRequest
@@ -18,13 +17,6 @@ from millrace.wire.messages.share_state import InitializeShareGroupStateRequest
 
 FIND_VERSION = 6
 METADATA_VERSION = 12
-
-
-def let_everybody_in(cluster: Cluster) -> None:
-    """Have the brokers take every member for one of its group."""
-    for broker in cluster._brokers.values():
-        assert broker.services is not None
-        broker.services.queues.is_member = lambda _group, _member: True
 
 
 async def connect(address: str) -> Connection:
@@ -88,6 +80,7 @@ class Member:
         wait_ms: int = 0,
         epoch: int | None = None,
         mode: int = 0,
+        min_bytes: int = 1,
     ) -> Any:
         """The whole response; `taken` says what came with it."""
         batches = [
@@ -102,7 +95,7 @@ class Member:
             member_id=self.name,
             share_session_epoch=used,
             max_wait_ms=wait_ms,
-            min_bytes=1,
+            min_bytes=min_bytes,
             max_records=max_records,
             batch_size=max_records,
             topics=topics if batches or used == 0 else [],

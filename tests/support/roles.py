@@ -87,8 +87,8 @@ class Roles:
         """The ids of a group's members, from its coordinator, once the group is stable."""
 
         def known() -> list[str] | None:
-            self._client._coordinators.pop(group, None)
-            (found,) = self._client._ask(self._client._coordinator(group), DescribeGroupsRequest(groups=[group])).groups
+            self._client.forget_coordinator(group)
+            (found,) = self._client.ask(self._client.coordinator(group), DescribeGroupsRequest(groups=[group])).groups
             stable = found.error_code == ErrorCode.NONE and found.group_state == "Stable"
             return sorted(each.member_id for each in found.members) if stable else None
 
@@ -109,7 +109,7 @@ class Roles:
         wait_for(whole, f"{topic} has not got {replicas} replicas in sync")
 
     def _ask(self, message: Any, version: int | None = None) -> Any:
-        return self._client._ask(self._client._any_connection(), message, at_most=version)
+        return self._client.ask(self._client._any_connection(), message, at_most=version)
 
 
 def wait_for(probe: Callable[[], T | None], failure: str, within_s: float = DEADLINE_S) -> T:

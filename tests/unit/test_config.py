@@ -258,6 +258,20 @@ def test_groups_stay_inside_the_clusters_limits() -> None:
     ]  # fmt: skip
 
 
+def test_the_least_compaction_lag_does_not_exceed_the_greatest() -> None:
+    least, most = "min.compaction.lag.ms", "max.compaction.lag.ms"
+    validate_overrides(Scope.TOPIC, {least: "5", most: "5"}, BrokerConfig())
+    with pytest.raises(ConfigError, match=r"min.compaction.lag.ms=6: must not exceed max.compaction.lag.ms, .* 5"):
+        validate_overrides(Scope.TOPIC, {least: "6", most: "5"}, BrokerConfig())
+    # What the topic does not say, the broker does.
+    with pytest.raises(ConfigError, match="which is 5 for this topic"):
+        validate_overrides(Scope.TOPIC, {least: "6"}, BrokerConfig({f"log.cleaner.{most}": "5"}))
+    with pytest.raises(ConfigError, match="=6: must not exceed"):
+        validate_overrides(Scope.TOPIC, {most: "5"}, BrokerConfig({f"log.cleaner.{least}": "6"}))
+    with pytest.raises(ConfigError, match=r"log.cleaner.min.compaction.lag.ms=6: must not exceed .* 5"):
+        BrokerConfig({f"log.cleaner.{least}": "6", f"log.cleaner.{most}": "5"})
+
+
 def test_client_metrics_subscriptions() -> None:
     broker = BrokerConfig()
     validate_overrides(Scope.CLIENT_METRICS, {"match": "client_id=web.*", "interval.ms": "100"}, broker)

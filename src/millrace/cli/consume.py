@@ -1,9 +1,9 @@
-"""`millrace consume`: records to stdout, as a tail, from a place in the log, or as a member of a group.
+"""`millrace consume`: records to stdout, as a tail, from a place in the log, as a member of a group, or from a queue.
 
 Without a starting point it waits for new records, like `tail -f`. With one (`--from-beginning`, `--from-offset`,
 `--from-time`) it reads up to the end as it was at the start and stops, like `tail`; `--follow` goes on, and so do
 `--max` and `--timeout`, which say themselves when to stop. With `--group` offsets are committed, and only for records
-that have been written out.
+that have been written out. With `--queue` everything is different: see `cli.queue_consume`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,13 @@ if TYPE_CHECKING:
 
 EPILOG: Final = (
     "Examples: `millrace consume orders --from-time '1h ago' --format '{timestamp} {key} {value}'` or "
-    "`millrace consume orders --from-offset -10 --json`"
+    "`millrace consume orders --from-offset -10 --json`\n\n"
+    "As a queue, where each record goes to one consumer of the group at a time and is done with once it was printed: "
+    "`millrace consume jobs --queue workers`. With --exec a command gets the record on its standard input, and "
+    "RECORD_TOPIC, RECORD_PARTITION, RECORD_OFFSET, RECORD_TIMESTAMP_MS, RECORD_DELIVERY_COUNT, RECORD_KEY and "
+    "RECORD_HEADER_NAME in its environment. Its exit code decides: 0 accepts the record, 65 rejects it for good, any "
+    "other releases it for another try. `millrace consume jobs --queue workers --exec './resize.sh \"$RECORD_KEY\"'`, "
+    "started several times, works in parallel."
 )
 _POLL_S: Final = 0.2
 _BATCH: Final = 1000
@@ -74,6 +80,17 @@ def consume(
         list[int] | None, typer.Option("--partition", "-p", min=0, help="Only this partition, repeatable.")
     ] = None,
     group: Annotated[str | None, typer.Option("--group", "-g", help="Read as a member of this consumer group.")] = None,
+    queue: Annotated[
+        str | None, typer.Option("--queue", "-q", metavar="GROUP", help="Read as a queue, sharing it with this group.")
+    ] = None,
+    exec_command: Annotated[
+        str | None,
+        typer.Option(
+            "--exec",
+            metavar="COMMAND",
+            help="With --queue: run this for each record, in a shell. Exit 0 accepts, 65 rejects, others release.",
+        ),
+    ] = None,
     max_records: Annotated[int | None, typer.Option("--max", "-n", min=1, help="Stop after this many records.")] = None,
     timeout: Annotated[
         float | None, typer.Option("--timeout", min=0.0, help="Stop after so many seconds without a record.")
@@ -101,6 +118,16 @@ def consume(
     starts = [from_beginning, from_offset is not None, from_time is not None]
     if sum(starts) > 1:
         raise CommandError("--from-beginning, --from-offset and --from-time exclude each other", exit_code=2)
+    if queue is None and exec_command is not None:
+        raise CommandError(
+            "--exec needs --queue GROUP: a record is accepted by the exit code of the command", exit_code=2
+        )
+    if queue is not None and (group is not None or any(starts[1:]) or partitions or follow is False):
+        raise CommandError(
+            "a queue hands out what is next: --group, --from-offset, --from-time, --partition and --no-follow "
+            "do not go with --queue; see: millrace queues reset",
+            exit_code=2,
+        )
     if group is not None and (any(starts[1:]) or partitions):
         raise CommandError("a group chooses its own partitions and offsets; see: millrace groups reset", exit_code=2)
     start = Start(
@@ -123,6 +150,12 @@ def consume(
     if follow is None:
         follow = not start.given or max_records is not None or timeout is not None or group is not None
     ending = b"\n" if as_json else unescape(delimiter).encode()
+    if queue is not None:
+        from millrace.cli.queue_consume import QueueOptions, consume_queue, open_client
+
+        options = QueueOptions(topic, queue, exec_command, from_beginning, max_records, timeout)
+        consume_queue(open_client(bootstrap, name_values(client, "--client")), options, render, ending)
+        return
 
     from millrace.cli.connection import open_consumer, topic_partitions
 

@@ -1,19 +1,22 @@
-"""`millrace groups`: what consumer groups have read, how far they lag, and moving them.
+"""`millrace groups`: groups of every type, what they have read, how far they lag, who reads, and moving them.
 
 A reset is planned first and shown; only `--execute` commits it. The offsets of a group can move only while it has no
-members, which the broker enforces.
+members, which the broker enforces. Groups that read a topic as a queue (share groups) are listed and described like
+the others; they are moved by `millrace queues`. Not here: how groups are asked for (`cli.group_views`).
 """
 
 from __future__ import annotations
 
 import fnmatch
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from millrace.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Client, Json, Yes, confirm, name_values
-from millrace.cli.output import CommandError, print_error, print_json, print_remark, print_table
+from millrace.cli.output import CommandError, count_text, print_error, print_json, print_remark, print_table
 from millrace.cli.times import parse_time_ms
 from millrace.cli.topics import offset_bounds
 from millrace.clock import SystemClock
@@ -21,7 +24,12 @@ from millrace.clock import SystemClock
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="List, describe, reset and delete consumer groups.")
+    from millrace.cli.group_views import GroupView, MemberView
+    from millrace.client.cluster import ClusterClient
+
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, help="List, describe, reset and delete groups of every type."
+)
 
 Groups = Annotated[list[str], typer.Argument(metavar="GROUP...", show_default=False, help="Group names.")]
 Partition = tuple[str, int]
@@ -42,30 +50,52 @@ class Target:
         return sum([self.earliest, self.latest, *(one is not None for one in (self.offset, self.time_ms, self.by))])
 
 
-@app.command("list", epilog="Example: millrace groups list 'billing-*' --json")
+@app.command("list", epilog="Example: millrace groups list 'billing-*' --type consumer --state stable --json")
 def list_groups(
     pattern: Annotated[str, typer.Argument(help="Only groups whose name matches, with * and ?.")] = "*",
     *,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    types: Annotated[
+        list[str] | None,
+        typer.Option("--type", help="Only this type: classic, consumer (KIP-848), share (queues); repeatable."),
+    ] = None,
+    states: Annotated[
+        list[str] | None, typer.Option("--state", help="Only this state: empty, stable, reconciling, ...; repeatable.")
+    ] = None,
     client: Client = None,
     as_json: Json = False,
 ) -> None:
-    """List consumer groups and their state."""
-    from millrace.cli.connection import REQUEST_TIMEOUT_S, open_admin, result
+    """List groups, their type and their state."""
+    from millrace.cli import group_views
 
-    admin = open_admin(bootstrap, name_values(client, "--client"))
-    listing = result(admin.list_consumer_groups(request_timeout=REQUEST_TIMEOUT_S))
-    if listing.errors and not listing.valid:
-        raise listing.errors[0]
-    groups = sorted(
-        ({"group": one.group_id, "state": _word(one.state), "type": _word(one.type)} for one in listing.valid),
-        key=lambda one: one["group"],
-    )
-    groups = [one for one in groups if fnmatch.fnmatchcase(one["group"], pattern)]
+    wanted_types = _known_words(types, group_views.TYPES, "--type")
+    wanted_states = _known_words(states, group_views.STATES, "--state")
+    from millrace.cli.queue_consume import open_client
+
+    with open_client(bootstrap, name_values(client, "--client")) as cluster:
+        found = group_views.list_groups(cluster)
+    groups = [
+        {"group": one.name, "state": one.state, "type": one.type}
+        for one in found
+        if fnmatch.fnmatchcase(one.name, pattern)
+        and (wanted_types is None or one.type in wanted_types)
+        and (wanted_states is None or one.state in wanted_states)
+    ]
     if as_json:
         print_json(groups)
     else:
         print_table(["group", "state", "type"], [list(one.values()) for one in groups])
+
+
+def _known_words(said: list[str] | None, known: Sequence[str], option: str) -> list[str] | None:
+    """What was said, or None for everything; a word that nobody has would quietly give an empty list."""
+    if said is None:
+        return None
+    words = [one.strip().lower() for one in said]
+    for one in words:
+        if one not in known:
+            raise CommandError(f"{option} is {', '.join(known[:-1])} or {known[-1]}, not '{one}'", exit_code=2)
+    return words
 
 
 @app.command(epilog="Example: millrace groups describe billing --members")
@@ -73,35 +103,50 @@ def describe(
     names: Groups,
     *,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
-    members: Annotated[bool, typer.Option("--members", help="Also who the members are and what they read.")] = False,
+    members: Annotated[
+        bool, typer.Option("--members", help="Also who the members are, their epochs and what they read.")
+    ] = False,
     client: Client = None,
     as_json: Json = False,
 ) -> None:
-    """Show committed offsets, lag and members of groups."""
-    from millrace.cli.connection import open_admin
+    """Show type, state, epoch, offsets, lag and members of groups.
 
-    admin = open_admin(bootstrap, name_values(client, "--client"))
-    groups = [_description(admin, name) for name in names]
+    A member of a consumer group (KIP-848) has an epoch, and a target that it gets to step by step: what it still waits
+    for, and what it is still to give up, is shown beside what it reads.
+    """
+    from millrace.cli.queue_consume import open_client
+
+    with open_client(bootstrap, name_values(client, "--client")) as cluster:
+        groups = [_description(cluster, name) for name in names]
     if as_json:
         print_json(groups)
         return
     for group in groups:
+        _print_description(group, with_members=members)
+
+
+def _print_description(group: dict[str, Any], *, with_members: bool) -> None:
+    facts = {name: group[name] for name in ("state", "type", "epoch", "assignor") if group[name] is not None}
+    told = " ".join(f"{name}={value}" for name, value in facts.items())
+    is_queue = group["type"] == "share"
+    fields = ("start", "end_offset", "lag", "members") if is_queue else ("committed", "end_offset", "lag", "member")
+    print_table(
+        ["topic", "partition", fields[0], "end", *fields[2:]],
+        [(one["topic"], one["partition"], *(one[field] for field in fields)) for one in group["partitions"]],
+        title=f"{group['group']}  {told} members={len(group['members'])} lag={group['lag']:,}",
+    )
+    if with_members:
+        columns = ["member", "instance", "client", "host", "protocol", "epoch", "partitions", "waits for", "gives up"]
         print_table(
-            ["topic", "partition", "committed", "end", "lag", "member"],
+            columns,
             [
-                (one["topic"], one["partition"], one["committed"], one["end_offset"], one["lag"], one["member"])
-                for one in group["partitions"]
+                (
+                    *(one[column] for column in columns[:6]),
+                    *(" ".join(one[field]) or None for field in ("partitions", "waits_for", "gives_up")),
+                )
+                for one in group["members"]
             ],
-            title=(
-                f"{group['group']}  state={group['state']} type={group['type']} members={len(group['members'])}"
-                f" lag={group['lag']:,}"
-            ),
         )
-        if members:
-            print_table(
-                ["member", "client", "host", "partitions"],
-                [(one["member"], one["client"], one["host"], " ".join(one["partitions"])) for one in group["members"]],
-            )
 
 
 @app.command(epilog="Example: millrace groups reset billing --topic orders --to-time '1h ago' --execute")
@@ -136,6 +181,7 @@ def reset(
         raise CommandError("give either --topic or --all-topics", exit_code=2)
     from millrace.cli.connection import open_admin
 
+    _check_movable(bootstrap, name_values(client, "--client"), name, now=execute)
     admin = open_admin(bootstrap, name_values(client, "--client"))
     committed = _committed(admin, name)
     chosen = sorted(committed) if all_topics else _chosen(admin, topics or [])
@@ -188,10 +234,19 @@ def delete(
         raise typer.Exit(1)
 
 
-def _word(value: Any) -> str:
-    """librdkafka's enum members as the protocol's words."""
-    name = getattr(value, "name", None)
-    return "unknown" if name is None else str(name).lower().replace("_", "-")
+def _check_movable(bootstrap: str, overrides: Mapping[str, str], name: str, *, now: bool) -> None:
+    """CommandError where the group cannot be reset; the broker would say so too, in words that need explaining."""
+    from millrace.cli import group_views
+    from millrace.cli.queue_consume import open_client
+
+    with open_client(bootstrap, overrides) as cluster:
+        group = group_views.describe_group(cluster, name)
+    if group is None:
+        return
+    if group.type == group_views.SHARE:
+        raise CommandError(f"'{name}' is a queue; move it with: millrace queues reset {name}")
+    if now and group.members:
+        raise CommandError(f"group '{name}' has {count_text(len(group.members), 'running member')}: stop them first")
 
 
 def _committed(admin: AdminClient, group: str) -> dict[Partition, int]:
@@ -204,53 +259,89 @@ def _committed(admin: AdminClient, group: str) -> dict[Partition, int]:
     return {(one.topic, one.partition): one.offset for one in answer.topic_partitions if one.offset >= 0}
 
 
-def _description(admin: AdminClient, name: str) -> dict[str, Any]:
-    from millrace.cli.connection import REQUEST_TIMEOUT_S, result
+def _description(cluster: ClusterClient, name: str) -> dict[str, Any]:
+    from millrace.cli import group_views
 
-    described = result(admin.describe_consumer_groups([name], request_timeout=REQUEST_TIMEOUT_S)[name])
-    committed = _committed(admin, name)
-    state = _word(described.state)
-    if state == "dead" and not committed:
-        raise CommandError(f"there is no group '{name}'")
-    owners: dict[Partition, str] = {}
-    members = []
-    for member in described.members:
-        assigned = member.assignment.topic_partitions if member.assignment else []
-        for one in assigned:
-            owners[one.topic, one.partition] = member.member_id
-        members.append(
-            {
-                "member": member.member_id,
-                "client": member.client_id,
-                "host": member.host,
-                "partitions": [f"{one.topic}-{one.partition}" for one in assigned],
-            }
-        )
+    group = group_views.describe_group(cluster, name)
+    if group is None:
+        raise CommandError(f"there is no group '{name}'; see: millrace groups list")
+    is_queue = group.type == group_views.SHARE
+    partitions = _queue_partitions(cluster, group) if is_queue else _partitions(cluster, group)
+    return {
+        "group": name,
+        "type": group.type,
+        "state": group.state,
+        "epoch": group.epoch,
+        "target_epoch": group.target_epoch,
+        "assignor": group.assignor,
+        "lag": sum(one["lag"] or 0 for one in partitions),
+        "members": [_member(one) for one in group.members],
+        "partitions": partitions,
+    }
+
+
+def _member(member: MemberView) -> dict[str, Any]:
+    has = set(member.partitions)
+    target = has if member.target is None else set(member.target)
+    return {
+        "member": member.member_id,
+        "instance": member.instance_id,
+        "client": member.client_id,
+        "host": member.host,
+        "protocol": member.protocol,
+        "epoch": member.epoch,
+        "partitions": [str(one) for one in member.partitions],
+        "waits_for": [str(one) for one in sorted(target - has)],
+        "gives_up": [str(one) for one in sorted(has - target)],
+    }
+
+
+def _partitions(cluster: ClusterClient, group: GroupView) -> list[dict[str, Any]]:
+    from millrace.cli import group_views
+
+    committed = group_views.committed_offsets(cluster, group.name)
+    owners = {one: member.member_id for member in group.members for one in member.partitions}
     wanted = sorted(committed.keys() | owners.keys())
-    bounds = _existing_bounds(admin, wanted)
+    ends = group_views.end_offsets(cluster, wanted)
     partitions = []
-    for partition in wanted:
-        end = bounds[partition][1] if partition in bounds else None
-        offset = committed.get(partition)
+    for one in wanted:
+        end, offset = ends.get(one), committed.get(one)
         partitions.append(
             {
-                "topic": partition[0],
-                "partition": partition[1],
+                "topic": one.topic,
+                "partition": one.partition,
                 "committed": offset,
                 "end_offset": end,
                 "lag": None if end is None or offset is None else max(end - offset, 0),
-                "member": owners.get(partition),
+                "member": owners.get(one),
             }
         )
-    return {
-        "group": name,
-        "type": _word(getattr(described, "type", None)),
-        "state": state,
-        "assignor": described.partition_assignor or None,
-        "lag": sum(one["lag"] or 0 for one in partitions),
-        "members": members,
-        "partitions": partitions,
-    }
+    return partitions
+
+
+def _queue_partitions(cluster: ClusterClient, group: GroupView) -> list[dict[str, Any]]:
+    """A queue has no committed offset, but a start offset; and many may read one partition."""
+    from millrace.cli import group_views
+    from millrace.cli.queues import Position, positions_of
+
+    known = positions_of(cluster, group.name)
+    readers = Counter(one for member in group.members for one in member.partitions)
+    wanted = sorted(known.keys() | readers.keys())
+    ends = group_views.end_offsets(cluster, wanted)
+    partitions = []
+    for one in wanted:
+        position = known.get(one, Position(None, None))
+        partitions.append(
+            {
+                "topic": one.topic,
+                "partition": one.partition,
+                "start": position.start,
+                "end_offset": ends.get(one),
+                "lag": position.lag,
+                "members": readers[one],
+            }
+        )
+    return partitions
 
 
 def _existing_bounds(admin: AdminClient, partitions: list[Partition]) -> dict[Partition, tuple[int, int]]:

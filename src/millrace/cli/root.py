@@ -23,7 +23,19 @@ from millrace import __version__
 from millrace.cli.output import CommandError, print_error
 from millrace.errors import MillraceError
 
-NOUNS: Final = ("up", "broker", "cluster", "topics", "produce", "consume", "groups", "log", "pipeline", "demo")
+NOUNS: Final = (
+    "up",
+    "broker",
+    "cluster",
+    "topics",
+    "produce",
+    "consume",
+    "groups",
+    "queues",
+    "log",
+    "pipeline",
+    "demo",
+)
 
 EPILOG: Final = (
     "A first minute: start `millrace up` in one terminal; in another, `echo hello | millrace produce greetings`, "

@@ -199,8 +199,8 @@ class ClusterClient:
         attempts = self.attempts("a producer id")
         while True:
             try:
-                response = self._ask(self._any_connection(), message, at_most=_STABLE_PRODUCER_VERSION)
-                _raise_for(response.error_code)
+                response = self.ask(self._any_connection(), message, at_most=_STABLE_PRODUCER_VERSION)
+                raise_for(response.error_code)
                 return response.producer_id, response.producer_epoch
             except ApiError as error:
                 attempts.failed(error)
@@ -228,7 +228,7 @@ class ClusterClient:
         """Commit as a stand-alone consumer; fails when the group has members of its own."""
         if offsets:
             message = requests.offset_commit(group_id, offsets)
-            self._ask_coordinator(group_id, message, offsets, requests.read_offset_commit)
+            self._offsets_of(group_id, message, offsets, requests.read_offset_commit)
 
     def committed_offsets(
         self, group_id: str, partitions: Collection[TopicPartition]
@@ -237,9 +237,47 @@ class ClusterClient:
         if not partitions:
             return {}
         message = requests.offset_fetch(group_id, partitions)
-        return self._ask_coordinator(group_id, message, partitions, requests.read_offset_fetch)
+        return self._offsets_of(group_id, message, partitions, requests.read_offset_fetch)
 
-    # For those that keep requests in flight themselves.
+    def ask_coordinator(self, group_id: str, what: str, message: Request, read: Callable[[Any], V]) -> V:
+        """What `read` makes of the coordinator's answer; an ApiError of `read` counts as one of the request."""
+        attempts = self.attempts(what)
+        while True:
+            try:
+                return read(self.ask(self.coordinator(group_id), message))
+            except ApiError as error:
+                self.forget_coordinator(group_id)
+                attempts.failed(error)
+
+    def ask_every_broker(self, message: Request) -> list[Any]:
+        """The answers of all brokers of the cluster; whoever does not answer fails the whole."""
+        self.refresh([], self.attempts("the brokers"))
+        return [self.ask(self.connection(node), message) for node in sorted(self._brokers)]
+
+    def ask_any_broker(self, what: str, message: Request, read: Callable[[Any], V]) -> V:
+        """Like `ask_coordinator`, for what any broker can answer."""
+        attempts = self.attempts(what)
+        while True:
+            try:
+                return read(self.ask(self._any_connection(), message))
+            except ApiError as error:
+                attempts.failed(error)
+
+    # For those that keep requests in flight, or try again, themselves.
+
+    def coordinator(self, group_id: str) -> BlockingConnection:
+        """The connection to a group's coordinator; one attempt to find it, when it is not known."""
+        address = self._coordinators.get(group_id)
+        if address is None:
+            message = FindCoordinatorRequest(key=group_id)
+            response = self.ask(self._any_connection(), message, at_most=_ONE_COORDINATOR_VERSION)
+            raise_for(response.error_code, response.error_message)
+            address = self._coordinators[group_id] = (response.host, response.port)
+        return self._connection_to(address)
+
+    def forget_coordinator(self, group_id: str) -> None:
+        """Whoever coordinates the group is to be found anew: the one that is known failed."""
+        self._coordinators.pop(group_id, None)
 
     def attempts(self, what: str) -> Attempts:
         """A fresh count of failures at `what`, under this client's settings."""
@@ -264,6 +302,17 @@ class ClusterClient:
         cap = requests.LAST_VERSION_BY_NAME.get(type(message)) if at_most is None else at_most
         return connection.send(message, versions.version_for(type(message), connection.offered, at_most=cap))
 
+    def ask(
+        self,
+        connection: BlockingConnection,
+        message: Request,
+        *,
+        at_most: int | None = None,
+        timeout_ms: int | None = None,
+    ) -> Any:
+        """One attempt at a request of which only the answer matters."""
+        return connection.receive(self.send(connection, message, at_most=at_most), timeout_ms=timeout_ms)
+
     def refresh(self, names: Collection[str] | None, attempts: Attempts) -> dict[str, TopicInfo]:
         """Learn again who leads these topics, or all; failures count as `attempts`."""
         message = requests.metadata(names)
@@ -272,7 +321,7 @@ class ClusterClient:
             try:
                 connection = self._any_connection()
                 address = (connection.host, connection.port)
-                response: MetadataResponse = self._ask(connection, message)
+                response: MetadataResponse = self.ask(connection, message)
                 topics = requests.read_topics(response, all_topics=names is None)
             except ApiError as error:
                 if address is not None:
@@ -287,6 +336,10 @@ class ClusterClient:
             self._topics.update(topics)
             return topics
 
+    def known_topics(self, names: Iterable[str]) -> dict[str, TopicInfo]:
+        """These topics as they were last learned; the others are absent."""
+        return {name: self._topics[name] for name in names if name in self._topics}
+
     def learn(self, partitions: Iterable[TopicPartition], attempts: Attempts) -> None:
         """One request for all topics that are not known yet, instead of one for each."""
         unknown = {partition.topic for partition in partitions} - self._topics.keys()
@@ -294,16 +347,6 @@ class ClusterClient:
             self.refresh(unknown, attempts)
 
     # Inside.
-
-    def _ask(
-        self,
-        connection: BlockingConnection,
-        message: Request,
-        *,
-        at_most: int | None = None,
-        timeout_ms: int | None = None,
-    ) -> Any:
-        return connection.receive(self.send(connection, message, at_most=at_most), timeout_ms=timeout_ms)
 
     def _connection_to(self, address: Address) -> BlockingConnection:
         connection = self._connections.get(address)
@@ -433,34 +476,21 @@ class ClusterClient:
                 errors[partition] = error
         return leaders
 
-    def _ask_coordinator(
+    def _offsets_of(
         self,
         group_id: str,
         message: Request,
         partitions: Collection[TopicPartition],
         read: Callable[[Any], Iterator[Outcome[V]]],
     ) -> dict[TopicPartition, V]:
-        attempts = self.attempts(f"offsets of group '{group_id}'")
-        while True:
-            try:
-                response = self._ask(self._coordinator(group_id), message)
-                outcomes = requests.answered(partitions, read(response))
-                for outcome in outcomes.values():
-                    if outcome.error is not None:
-                        raise outcome.error
-                return {partition: outcome.value for partition, outcome in outcomes.items()}
-            except ApiError as error:
-                self._coordinators.pop(group_id, None)
-                attempts.failed(error)
+        def values(response: Any) -> dict[TopicPartition, V]:
+            outcomes = requests.answered(partitions, read(response))
+            for outcome in outcomes.values():
+                if outcome.error is not None:
+                    raise outcome.error
+            return {partition: outcome.value for partition, outcome in outcomes.items()}
 
-    def _coordinator(self, group_id: str) -> BlockingConnection:
-        address = self._coordinators.get(group_id)
-        if address is None:
-            message = FindCoordinatorRequest(key=group_id)
-            response = self._ask(self._any_connection(), message, at_most=_ONE_COORDINATOR_VERSION)
-            _raise_for(response.error_code, response.error_message or "")
-            address = self._coordinators[group_id] = (response.host, response.port)
-        return self._connection_to(address)
+        return self.ask_coordinator(group_id, f"offsets of group '{group_id}'", message, values)
 
 
 def _worst(errors: Mapping[TopicPartition, ApiError]) -> tuple[TopicPartition, ApiError]:
@@ -471,6 +501,7 @@ def _worst(errors: Mapping[TopicPartition, ApiError]) -> tuple[TopicPartition, A
     )
 
 
-def _raise_for(code: int, message: str = "") -> None:
+def raise_for(code: int, message: str | None = None) -> None:
+    """ApiError where a response says so."""
     if code:
-        raise ApiError(versions.known_code(code), message)
+        raise ApiError(versions.known_code(code), message or "")

@@ -43,6 +43,7 @@ from millrace.cluster.elections import (
     unclean_topics,
 )
 from millrace.cluster.image import ClusterImage, TopicImage
+from millrace.cluster.internal_topics import plan_growth
 from millrace.cluster.liveness import Liveness
 from millrace.cluster.membership import ClusterMember
 from millrace.cluster.planning import ConfigAlteration, MorePartitions, NewTopic, Plan, TopicOutcome, TopicRef
@@ -74,6 +75,8 @@ T = TypeVar("T")
 
 DELTAS_PER_SNAPSHOT: Final = 1000
 LEAVE_TIMEOUT_S: Final = 5.0
+GROW_INTERVAL_S = 5.0
+"""How often internal topics are looked at that lack replicas."""
 ALTER_PARTITION_VERSION: Final = 3
 ALLOCATE_PRODUCER_IDS_VERSION: Final = 0
 HEARTBEAT_VERSION: Final = 1
@@ -163,6 +166,7 @@ class Controller:
         await self._member.join(BrokerRegistration(self.broker_id, tuple(endpoints), self._config.rack))
         self._spawn(self._member.run(), "membership")
         self._spawn(self._keep_leaders_even(), "leader-rebalance")
+        self._spawn(self._grow_internal_topics(), "internal-topics")
         if self._liveness is not None:
             self._spawn(self._liveness.run(), "liveness")
         await self._view.wait_for(self._has_this_broker)
@@ -208,6 +212,20 @@ class Controller:
             else:
                 if moved:
                     logger.info("%d preferred leaders lead again", moved)
+
+    async def _grow_internal_topics(self) -> None:
+        """As controller, give internal topics the replicas that they could not have when they were made."""
+        while True:
+            await self._clock.sleep(GROW_INTERVAL_S)
+            if not self.is_controller or not plan_growth(self.image, self._config).changes:
+                continue
+            try:
+                grown = await self.change(lambda image: plan_growth(image, self._config))
+            except ApiError as error:
+                logger.warning("internal topics could not grow: %s", error)
+            else:
+                if grown:
+                    logger.info("%d partitions of internal topics get more replicas", grown)
 
     # --- following ----------------------------------------------------------------------------------------------------
 
@@ -409,23 +427,30 @@ class Controller:
         _raise_for(response.error_code)
         return range(response.producer_id_start, response.producer_id_start + response.producer_id_len)
 
-    async def ensure_topics(self, names: Sequence[str]) -> list[TopicOutcome]:
+    async def ensure_topics(
+        self, names: Sequence[str], *, configs: tuple[tuple[str, str | None], ...] = ()
+    ) -> list[TopicOutcome]:
         """Create those of `names` that are missing, as auto-creation does; one outcome each, in order.
 
-        The topics without an error are in this broker's image when it returns.
+        The topics without an error are in this broker's image when it returns. `configs`: settings of those that are
+        made now, where they are not internal.
         """
         if all(name in self.image.topics for name in names):
             return planning.plan_ensure_topics(self.image, names, self._config).results
-        return await persist(lambda left_s: self._ensure(names, left_s), clock=self._clock)
+        return await persist(lambda left_s: self._ensure(names, configs, left_s), clock=self._clock)
 
-    async def _ensure(self, names: Sequence[str], left_s: float) -> list[TopicOutcome]:
+    async def _ensure(
+        self, names: Sequence[str], configs: tuple[tuple[str, str | None], ...], left_s: float
+    ) -> list[TopicOutcome]:
         if self.is_controller:
-            made = self.change(lambda image: planning.plan_ensure_topics(image, names, self._config))
+            made = self.change(lambda image: planning.plan_ensure_topics(image, names, self._config, configs=configs))
             return await within(self._clock, made, left_s)
         image = self.image
         missing = [name for name in dict.fromkeys(names) if name not in image.topics]
         deadline_s = self._clock.monotonic() + left_s
-        request = _create_topics_request([planning.auto_created_topic(name, image, self._config) for name in missing])
+        request = _create_topics_request(
+            [planning.auto_created_topic(name, image, self._config, configs) for name in missing]
+        )
         response = await self._channel.request(request, CREATE_TOPICS_VERSION, left_s)
         failed: dict[str, ApiError] = {}
         for result in response.topics:

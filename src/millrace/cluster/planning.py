@@ -253,10 +253,13 @@ def plan_ensure_topics(
     names: Sequence[str],
     config: BrokerConfig,
     make_id: Callable[[], uuid.UUID] = new_topic_id,
+    *,
+    configs: tuple[tuple[str, str | None], ...] = (),
 ) -> Plan[list[TopicOutcome]]:
     """Create those of `names` that do not exist, as auto-creation does; the others are fine as they are."""
     missing = [name for name in dict.fromkeys(names) if name not in image.topics]
-    plan = plan_create_topics(image, [auto_created_topic(name, image, config) for name in missing], config, make_id)
+    made_topics = [auto_created_topic(name, image, config, configs) for name in missing]
+    plan = plan_create_topics(image, made_topics, config, make_id)
     made = {outcome.name: outcome for outcome in plan.results}
     results = []
     for name in names:
@@ -268,7 +271,9 @@ def plan_ensure_topics(
     return Plan(results, plan.changes)
 
 
-def auto_created_topic(name: str, image: ClusterImage, config: BrokerConfig) -> NewTopic:
+def auto_created_topic(
+    name: str, image: ClusterImage, config: BrokerConfig, configs: tuple[tuple[str, str | None], ...] = ()
+) -> NewTopic:
     """How a topic is made when nobody said how. Internal topics take as many replicas as there are brokers, at most."""
     brokers = max(len(image.live_brokers), 1)
 
@@ -317,7 +322,7 @@ def auto_created_topic(name: str, image: ClusterImage, config: BrokerConfig) -> 
                 ("segment.bytes", segment_bytes("share.coordinator.state.topic.segment.bytes")),
             ),
         )
-    return NewTopic(name)
+    return NewTopic(name, configs=configs)
 
 
 def plan_delete_topics(image: ClusterImage, topics: Sequence[TopicRef]) -> Plan[list[TopicOutcome]]:

@@ -62,6 +62,7 @@ class BrokerConfig:
         self.advertised_listeners: tuple[Listener, ...] = self._advertised()
         self.inter_broker_listener: str = self._inter_broker_listener()
         """The name of the listener through which brokers reach each other: the first one unless told otherwise."""
+        self._check_lags()
 
     @classmethod
     def load(
@@ -103,6 +104,16 @@ class BrokerConfig:
         if all(listener.name != name for listener in self.listeners):
             raise ConfigError(f"inter.broker.listener.name: {name} is not a name in listeners")
         return str(name)
+
+    def _check_lags(self) -> None:
+        """Topics inherit both, and each of them would be refused."""
+        least_ms = self.get_int("log.cleaner.min.compaction.lag.ms")
+        most_ms = self.get_int("log.cleaner.max.compaction.lag.ms")
+        if least_ms > most_ms:
+            raise ConfigError(
+                f"log.cleaner.min.compaction.lag.ms={least_ms}: must not exceed log.cleaner.max.compaction.lag.ms, "
+                f"which is {most_ms}"
+            )
 
     # Lookups. `get` is the general one; the others say the type for the reader and for mypy.
 

@@ -33,8 +33,19 @@ def validate_overrides(scope: Scope, configs: Mapping[str, str], broker: BrokerC
             low, high = (broker.get_int(bound) for bound in setting.bounds)
             if not low <= whole_number(value) <= high:
                 raise ConfigError(f"{name}={text}: must be between {low} and {high} on this cluster")
+    if scope is Scope.TOPIC:
+        _check_lags(topic_config(configs, broker))
     if scope is Scope.CLIENT_METRICS and "match" in configs:
         _check_match(configs["match"])
+
+
+def _check_lags(topic: TopicConfig) -> None:
+    """Together with what the broker says where the topic does not: one of the two alone can be wrong."""
+    if topic.min_compaction_lag_ms > topic.max_compaction_lag_ms:
+        raise ConfigError(
+            f"min.compaction.lag.ms={topic.min_compaction_lag_ms}: must not exceed max.compaction.lag.ms, "
+            f"which is {topic.max_compaction_lag_ms} for this topic"
+        )
 
 
 _MATCH_KEYS: Final = (

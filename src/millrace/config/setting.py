@@ -9,6 +9,7 @@ from enum import Enum, IntEnum
 from typing import Any, Final, TypeAlias
 
 from millrace.errors import ConfigError
+from millrace.model import invalid_topic_name_reason
 
 Value: TypeAlias = "bool | int | float | str | tuple[str, ...] | None"
 Check: TypeAlias = "Callable[[Any], str | None]"
@@ -162,6 +163,14 @@ def offset_reset(value: str) -> str | None:
     if value in {"latest", "earliest"} or re.fullmatch(r"by_duration:P(?=[0-9T])[0-9A-Z.]+", value):
         return None
     return "must be latest, earliest or by_duration:<ISO-8601 duration>"
+
+
+def dead_letter_topic(value: str) -> str | None:
+    if not value:
+        return None
+    if value.startswith("__"):
+        return "an internal topic takes no dead letters"
+    return invalid_topic_name_reason(value)
 
 
 # --- values -----------------------------------------------------------------------------------------------------------

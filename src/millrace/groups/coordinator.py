@@ -1,18 +1,16 @@
 """The group coordinator of a broker: which shard answers for a group, and whether it may.
 
 Owner of the shards and of their tasks. Handlers call it; every failure that concerns a whole request is an ApiError.
-A shard answers only while this broker still leads its partition in the epoch under which it was loaded, because an
-answer from the memory of a former coordinator can be fatal to a client (KAFKA-21181). Not here: the protocol
-(`classic`, `modern`), durability (`shard`), requests and responses (`handlers.groups`, `handlers.consumer_groups`,
-`handlers.group_offsets`).
+Not here: how shards come and go (`replication.sharded`), the protocols (`classic`, `modern`, `share`), durability
+(`shard`), requests and responses (`handlers.groups`, `handlers.consumer_groups`, `handlers.share_groups`,
+`handlers.group_offsets`, `handlers.share_offsets`).
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import uuid
-from collections.abc import Collection, Coroutine, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from millrace.clock import Clock
@@ -32,16 +30,24 @@ from millrace.groups.modern_group import ModernGroup
 from millrace.groups.modern_shard import Surroundings
 from millrace.groups.offsets import TopicOffsets
 from millrace.groups.settings import GroupSettings
-from millrace.groups.shard import OffsetToCommit, Shard, ShardState
+from millrace.groups.shard import OffsetToCommit, Shard
+from millrace.groups.share import ShareHeartbeat
+from millrace.groups.share_group import ShareGroup
+from millrace.groups.share_queues import Deletion
+from millrace.groups.share_records import NO_TOPICS, Topics
+from millrace.groups.share_shard import ShareSurroundings
 from millrace.groups.subscription import CONSUMER_PROTOCOL_TYPE
 from millrace.model import NO_TIMESTAMP
+from millrace.replication.sharded import ShardedCoordinator, ShardState
 from millrace.replication.state_topic import StateTopic
 
 log = logging.getLogger(__name__)
 
 CLASSIC_TYPE = "classic"
 CONSUMER_TYPE = "consumer"
+SHARE_TYPE = "share"
 _NO_SURROUNDINGS = Surroundings()
+_NO_SHARE_SURROUNDINGS = ShareSurroundings()
 MAX_TIMESTAMP_MS = 2**63 - 1
 MAX_MEMBER_ID_STEM = 255
 """How much of a client's own text goes into the member id it is given: an id must fit every answer it appears in."""
@@ -72,7 +78,7 @@ class DescribedGroup:
 
 @dataclass(frozen=True, slots=True)
 class ListedGroup:
-    """A group of either kind in a list."""
+    """A group of any kind in a list."""
 
     group_id: str
     state: str
@@ -80,7 +86,7 @@ class ListedGroup:
     group_type: str
 
 
-class GroupCoordinator:
+class GroupCoordinator(ShardedCoordinator[Shard]):
     """Every group whose partition of `__consumer_offsets` this broker leads."""
 
     def __init__(
@@ -90,77 +96,38 @@ class GroupCoordinator:
         settings: GroupSettings,
         state_topic: StateTopic,
         surroundings: Surroundings = _NO_SURROUNDINGS,
+        share: ShareSurroundings = _NO_SHARE_SURROUNDINGS,
     ) -> None:
+        super().__init__(state_topic)
         self.settings = settings
         self._surroundings = surroundings
+        self._share = share
         self._clock = clock
-        self._topic = state_topic
-        self._shards: dict[int, Shard] = {}
-        self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._chores: set[asyncio.Task[None]] = set()
-        self._closed = False
-        self._is_expiring = False
 
     def __repr__(self) -> str:
-        groups = sum(len(shard.groups) + len(shard.modern.groups) for shard in self._shards.values())
+        groups = sum(
+            len(shard.groups) + len(shard.modern.groups) + len(shard.share.groups) for shard in self._shards.values()
+        )
         return f"<group coordinator of {len(self._shards)} partitions, {groups} groups>"
 
-    # Life
-
-    def begin_closing(self) -> None:
-        """Answer everybody who waits with NOT_COORDINATOR, and nobody any more."""
-        self._closed = True
-        for index in list(self._shards):
-            self.partition_lost(index)
-        for chore in self._chores:
-            chore.cancel()
-
-    async def stop(self) -> None:
-        """Return when nothing of the coordinator runs any more; what is in the log is safe there."""
-        self.begin_closing()
-        await asyncio.gather(*self._chores, return_exceptions=True)
-
-    def partition_became_leader(self, index: int) -> None:
-        """This broker leads a partition of the offsets topic: load it. A new epoch begins anew."""
-        epoch = self._topic.leader_epoch(index)
-        current = self._shards.get(index)
-        if self._closed or epoch is None or (current is not None and current.leader_epoch == epoch):
-            return
-        self.partition_lost(index)
-        if not self._is_expiring:
-            self._is_expiring = True
-            self._chore(self._expire_for_ever())
-        shard = Shard(
+    def _make_shard(self, index: int, leader_epoch: int) -> Shard:
+        return Shard(
             index,
-            epoch,
+            leader_epoch,
             topic=self._topic,
             settings=self.settings,
             clock=self._clock,
             surroundings=self._surroundings,
+            share=self._share,
         )
-        self._shards[index] = shard
-        self._tasks[index] = asyncio.get_running_loop().create_task(shard.run(), name=f"group shard {index}")
 
-    def partition_lost(self, index: int) -> None:
-        """Another broker leads the partition, or nobody does: its groups are not ours any more."""
-        shard = self._shards.pop(index, None)
-        if shard is not None:
-            shard.close()
-            task = self._tasks.pop(index)
-            task.cancel()
-            self._chores.add(task)
-            task.add_done_callback(self._chores.discard)
-
-    async def loaded(self) -> None:
-        """Return when no partition is loading any more."""
-        for shard in list(self._shards.values()):
-            await shard.loaded.wait()
+    def _housekeeping(self) -> Iterable[Coroutine[None, None, None]]:
+        return (self._expire_for_ever(),)
 
     def topics_deleted(self, topics: Mapping[str, uuid.UUID]) -> None:
         """Forget the offsets of topics that are gone; the tombstones are written in the background."""
-        for shard in self._shards.values():
-            if shard.state is ShardState.ACTIVE:
-                self._chore(self._forget_topics(shard, dict(topics)))
+        for shard in self._active():
+            self._chore(self._forget_topics(shard, dict(topics)))
 
     def partition_for(self, group_id: str) -> int:
         """Where a group's state is kept."""
@@ -174,6 +141,8 @@ class GroupCoordinator:
         timeout_ms = request.session_timeout_ms
         if not self.settings.min_session_timeout_ms <= timeout_ms <= self.settings.max_session_timeout_ms:
             return JoinResult(ErrorCode.INVALID_SESSION_TIMEOUT, request.member_id)
+        if group_id in shard.share:
+            return JoinResult(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, request.member_id)
         if request.member_id == NO_MEMBER_ID:
             stem = request.client_id if request.instance_id is None else request.instance_id
             request = replace(request, new_member_id=f"{stem[:MAX_MEMBER_ID_STEM]}-{uuid.uuid4()}")
@@ -200,9 +169,16 @@ class GroupCoordinator:
         if not group_id:
             raise ApiError(ErrorCode.INVALID_REQUEST, "a group needs an id")
         shard = self._shard(group_id)
+        _check_not_shared(shard, group_id)
         if not request.member_id and not request.needs_member_id:
             request = replace(request, member_id=str(uuid.uuid4()))
         return await shard.modern.heartbeat(group_id, request)
+
+    async def share_heartbeat(self, group_id: str, request: ShareHeartbeat) -> HeartbeatResult:
+        """ShareGroupHeartbeat; returns when what it changed is durable."""
+        if not group_id:
+            raise ApiError(ErrorCode.INVALID_REQUEST, "a group needs an id")
+        return await self._shard(group_id).share.heartbeat(group_id, request)
 
     # Offsets
 
@@ -223,6 +199,7 @@ class GroupCoordinator:
         Cancellation does not take a commit back. ApiError: the request as a whole is refused.
         """
         shard = self._shard(group_id)
+        _check_not_shared(shard, group_id)
         check = shard.check_commit(group_id, member_id, instance_id, generation, has_member_epochs=has_member_epochs)
         limit = self.settings.offset_metadata_max_bytes
         errors = [
@@ -291,6 +268,25 @@ class GroupCoordinator:
             await shard.remove_offsets(group_id, gone)
         return results
 
+    # The queues of share groups
+
+    def queues_of(self, group_id: str) -> Topics:
+        """The share-partitions that members of a share group may read; none where there is no such group."""
+        group = self._shard(group_id, needs_name=True).share.groups.get(group_id)
+        return NO_TOPICS if group is None else group.queues.initialized
+
+    async def set_queue_offsets(
+        self, group_id: str, offsets: Mapping[tuple[uuid.UUID, int], int]
+    ) -> dict[tuple[uuid.UUID, int], ApiError]:
+        """Begin share-partitions anew at these offsets, durably; what failed. ApiError: nothing was begun."""
+        return await self._shard(group_id, needs_name=True).share.set_offsets(group_id, offsets)
+
+    async def delete_queue_offsets(
+        self, group_id: str, topics: Sequence[str]
+    ) -> tuple[Deletion, dict[uuid.UUID, ApiError]]:
+        """Forget the share-partitions of topics, durably; what there was of them, and what failed."""
+        return await self._shard(group_id, needs_name=True).share.delete_offsets(group_id, topics)
+
     # Administration
 
     def describe(self, group_id: str) -> DescribedGroup | None:
@@ -301,6 +297,10 @@ class GroupCoordinator:
     def describe_modern(self, group_id: str) -> ModernGroup | None:
         """The KIP-848 group, to be read and not kept, or None where there is none."""
         return self._shard(group_id, needs_name=True).modern.groups.get(group_id)
+
+    def describe_share(self, group_id: str) -> ShareGroup | None:
+        """The share group, to be read and not kept, or None where there is none."""
+        return self._shard(group_id, needs_name=True).share.groups.get(group_id)
 
     def list_groups(
         self, states: Collection[str] = (), types: Collection[str] = ()
@@ -327,6 +327,10 @@ class GroupCoordinator:
                     ListedGroup(group.group_id, group.state.value, CONSUMER_PROTOCOL_TYPE, CONSUMER_TYPE)
                     for group in shard.modern.groups.values()
                 ]
+                found += [
+                    ListedGroup(group.group_id, group.state.value, SHARE_TYPE, SHARE_TYPE)
+                    for group in shard.share.groups.values()
+                ]
         return error, [
             group
             for group in found
@@ -349,29 +353,15 @@ class GroupCoordinator:
 
     def _shard(self, group_id: str, *, needs_name: bool = False) -> Shard:
         """The shard that answers for the group, or the ApiError that says why none does here."""
-        if self._closed:
-            raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "the broker is shutting down")
-        if needs_name and not group_id:
+        if needs_name and not group_id and not self._closed:
             raise ApiError(ErrorCode.INVALID_GROUP_ID, "the group id is empty")
-        index = self._topic.partition_for(group_id)
-        shard = self._shards.get(index)
-        if shard is None or shard.state is ShardState.CLOSED or self._topic.leader_epoch(index) != shard.leader_epoch:
-            raise ApiError(ErrorCode.NOT_COORDINATOR, f"this broker does not coordinate group {group_id}")
-        if shard.state is ShardState.LOADING:
-            raise ApiError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "the groups of this partition are being loaded")
-        return shard
-
-    def _chore(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._chores.add(task)
-        task.add_done_callback(self._chores.discard)
+        return self._answering(self._topic.partition_for(group_id), f"group {group_id}")
 
     async def _expire_for_ever(self) -> None:
         while True:
             await self._clock.sleep(self.settings.offsets_retention_check_interval_ms / 1000)
-            for shard in list(self._shards.values()):
-                if shard.state is ShardState.ACTIVE:
-                    await self._expire(shard)
+            for shard in self._active():
+                await self._expire(shard)
 
     async def _expire(self, shard: Shard) -> None:
         try:
@@ -386,6 +376,12 @@ class GroupCoordinator:
             await shard.forget_topics(topics)
         except ApiError as error:
             log.warning("offsets of deleted topics stay in %r: %s", shard, error)
+
+
+def _check_not_shared(shard: Shard, group_id: str) -> None:
+    """ApiError where a group that was to be a consumer group is a share group."""
+    if group_id in shard.share:
+        raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND, f"{group_id} is no consumer group")
 
 
 def _described(group: ClassicGroup) -> DescribedGroup:

@@ -9,6 +9,7 @@ were, and nobody has to give up anything. What classic members of a consumer gro
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Final
 from uuid import UUID
 
 from millrace.cluster.image import ClusterImage
@@ -37,6 +38,11 @@ from millrace.groups.subscription import (
     read_subscription,
     write_assignment,
 )
+
+_OWN_DATA_IS_A_HINT: Final = frozenset({"range", "roundrobin", "sticky", "cooperative-sticky"})
+"""Assignors whose assignments say everything: librdkafka puts what a member told the leader into the user data of its
+assignment, other clients what made it, and none needs it back. Kafka refuses them once a group has rebalanced twice.
+"""
 
 
 def check_upgrade(group: ClassicGroup, settings: GroupSettings) -> None:
@@ -83,7 +89,7 @@ def _upgraded(
     assigned: dict[UUID, dict[int, int]] = {}
     if member.assignment:
         assignment = read_assignment(member.assignment)
-        if assignment.user_data:
+        if assignment.user_data and classic.protocol_name not in _OWN_DATA_IS_A_HINT:
             raise ProtocolError("the user data of a custom assignor would be lost")
         for each in assignment.assigned_partitions:
             topic = image.topics.get(each.topic)

@@ -4,15 +4,16 @@ Pure: every function takes a step, which has the group and what is known, change
 returns the answer, or raises the ApiError that the client gets. It never awaits and reads no clock. The broker assigns
 partitions; a member hears in its heartbeats what to give up and what it got. Everybody else goes on meanwhile.
 
-The rules are those of Kafka 4.3. They differ in two points. A pattern is matched when it comes and not some time later.
-And a member that waits for partitions is asked to come back soon, not after a whole heartbeat interval.
+The rules are those of Kafka 4.3. They differ in three points. A pattern is matched when it comes, not later. A member
+that waits for partitions is asked to come back soon, not after a whole heartbeat interval. And a member is told its
+assignment until it says that it has it: librdkafka does not ask again when an answer did not come in time.
 
 Not here: classic members (`modern_classic`), what all events share (`modern_step`), what a member owns (`target`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 from uuid import UUID
@@ -138,7 +139,7 @@ def heartbeat(step: Step, request: ModernHeartbeat) -> HeartbeatResult:
     if old is not None and old.is_classic:
         step.cancel_timer(TimerKind.JOIN, request.member_id)
         step.cancel_timer(TimerKind.SYNC, request.member_id)
-    is_told = request.epoch == JOINING or request.is_full or _differ(before, member.held.assigned)
+    is_told = request.epoch == JOINING or request.is_full or _is_news(step.group, member, before, request.owned)
     return HeartbeatResult(
         member.member_id,
         member.held.epoch,
@@ -147,8 +148,18 @@ def heartbeat(step: Step, request: ModernHeartbeat) -> HeartbeatResult:
     )
 
 
-def _differ(one: Owned, other: Owned) -> bool:
-    return one.keys() != other.keys() or any(own.keys() != other[topic_id].keys() for topic_id, own in one.items())
+def _is_news(group: ModernGroup, member: Member, before: Owned, owned_now: OwnedNow | None) -> bool:
+    """Whether the member may not know what it owns: that has changed, or it has not said since that it knows."""
+    assigned = member.held.assigned
+    if owned_now is not None and _flat(dict(owned_now)) == _flat(assigned):
+        group.unheard.discard(member.member_id)
+    elif before is not assigned and _flat(before) != _flat(assigned):
+        group.unheard.add(member.member_id)
+    return member.member_id in group.unheard
+
+
+def _flat(owned: Mapping[UUID, Iterable[int]]) -> dict[UUID, frozenset[int]]:
+    return {topic_id: frozenset(own) for topic_id, own in owned.items() if own}
 
 
 def _interval_ms(step: Step, member: Member) -> int:
@@ -190,6 +201,9 @@ def _known_member(step: Step, request: ModernHeartbeat) -> Member | None:
 def _joining_static(step: Step, request: ModernHeartbeat, known: Member | None) -> Member | None:
     if known is None:
         return step.group.members.get(request.member_id)
+    if known.member_id == request.member_id:
+        # The same one, which was fenced and begins anew; Kafka leaves it out until its session is over.
+        return known
     if not known.is_classic and known.held.epoch != LEFT_FOR_NOW:
         raise ApiError(
             ErrorCode.UNRELEASED_INSTANCE_ID,

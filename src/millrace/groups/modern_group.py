@@ -97,6 +97,8 @@ class ModernGroup:
     looked_at_ms: int = 0
     matched_names: AbstractSet[str] | None = None
     """The topics against which every pattern has been matched; None: not known."""
+    unheard: set[str] = field(default_factory=set)
+    """Members that were told an assignment and have not said yet that it is what they own."""
 
     def __repr__(self) -> str:
         return (
@@ -156,19 +158,7 @@ class ModernGroup:
         return topic in self.topic_counts or any(topic in resolved.topics for resolved in self.patterns.values())
 
     def metadata_hash(self, image: ClusterImage) -> int:
-        """A number that changes when a subscribed topic comes, goes, is made anew or gets partitions.
-
-        Kafka's differs, and also changes when replicas move between racks, which no assignor looks at.
-        """
-        digest = blake2b(digest_size=8)
-        known = 0
-        for name in sorted(self.subscribed_topics):
-            topic = image.topics.get(name)
-            if topic is not None:
-                known += 1
-                digest.update(topic.topic_id.bytes)
-                digest.update(len(topic.partitions).to_bytes(4, "big"))
-        return int.from_bytes(digest.digest(), "big", signed=True) if known else 0
+        return topics_hash(self.subscribed_topics, image)
 
     def supports_protocols(self, names: AbstractSet[str]) -> bool:
         """Whether a classic member with these protocols could be in the group: one must suit every classic member."""
@@ -229,6 +219,7 @@ class ModernGroup:
                 del self.static_members[old.info.instance_id]
         if member is None:
             self.members.pop(member_id, None)
+            self.unheard.discard(member_id)
             return
         self.members[member_id] = member
         self._count(member.info, 1)
@@ -277,6 +268,22 @@ class ModernGroup:
             gone.append(TopicsRecord(group_id, None))
         gone.append(EpochRecord(group_id, None))
         return gone
+
+
+def topics_hash(names: AbstractSet[str], image: ClusterImage) -> int:
+    """A number that changes when one of these topics comes, goes, is made anew or gets partitions.
+
+    Kafka's differs, and also changes when replicas move between racks. Nothing moves for that alone here.
+    """
+    digest = blake2b(digest_size=8)
+    known = 0
+    for name in sorted(names):
+        topic = image.topics.get(name)
+        if topic is not None:
+            known += 1
+            digest.update(topic.topic_id.bytes)
+            digest.update(len(topic.partitions).to_bytes(4, "big"))
+    return int.from_bytes(digest.digest(), "big", signed=True) if known else 0
 
 
 def existing(names: AbstractSet[str], topics: Mapping[str, TopicImage]) -> dict[UUID, TopicImage]:

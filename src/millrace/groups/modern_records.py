@@ -173,13 +173,13 @@ ModernRecord = EpochRecord | TopicsRecord | MemberRecord | TargetEpochRecord | T
 # The bytes
 
 
-class _GroupKey(Data, versions="0"):
+class GroupKey(Data, versions="0"):
     """Kinds 3, 4 and 6: names a group."""
 
     group_id: str = string()
 
 
-class _MemberKey(Data, versions="0"):
+class MemberKey(Data, versions="0"):
     """Kinds 5, 7 and 8: names a member."""
 
     group_id: str = string()
@@ -222,14 +222,14 @@ class _MemberValue(Data, versions="0", flexible="0+"):
     classic_member_metadata: ClassicMemberMetadata | None = nested(ClassicMemberMetadata, nullable=True, tag=0)
 
 
-class _TargetEpochValue(Data, versions="0", flexible="0+"):
+class TargetEpochValue(Data, versions="0", flexible="0+"):
     """Kind 6."""
 
     assignment_epoch: int = int32()
     assignment_timestamp: int = int64(tag=0, ignorable=True)
 
 
-class _TargetValue(Data, versions="0", flexible="0+"):
+class TargetValue(Data, versions="0", flexible="0+"):
     """Kind 7."""
 
     class TopicPartition(Struct):
@@ -266,40 +266,44 @@ def to_entry(record: ModernRecord) -> tuple[bytes, bytes | None]:
     """The key and the value of a record, for the log."""
     match record:
         case EpochRecord(group_id, epoch):
-            return _entry(ModernKind.GROUP_EPOCH, _GroupKey(group_id=group_id), epoch, _epoch_value)
+            return make_entry(ModernKind.GROUP_EPOCH, GroupKey(group_id=group_id), epoch, _epoch_value)
         case TopicsRecord(group_id):
-            return _entry(ModernKind.TOPICS, _GroupKey(group_id=group_id), None, _epoch_value)
+            return make_entry(ModernKind.TOPICS, GroupKey(group_id=group_id), None, _epoch_value)
         case MemberRecord(group_id, member_id, info):
-            return _entry(ModernKind.MEMBER, _MemberKey(group_id=group_id, member_id=member_id), info, _member_value)
+            return make_entry(ModernKind.MEMBER, MemberKey(group_id=group_id, member_id=member_id), info, _member_value)
         case TargetEpochRecord(group_id, target_epoch):
-            return _entry(ModernKind.TARGET_EPOCH, _GroupKey(group_id=group_id), target_epoch, _target_epoch_value)
+            return make_entry(ModernKind.TARGET_EPOCH, GroupKey(group_id=group_id), target_epoch, target_epoch_value)
         case TargetRecord(group_id, member_id, target):
-            return _entry(ModernKind.TARGET, _MemberKey(group_id=group_id, member_id=member_id), target, _target_value)
+            return make_entry(
+                ModernKind.TARGET, MemberKey(group_id=group_id, member_id=member_id), target, target_value
+            )
         case HeldRecord(group_id, member_id, held):
-            return _entry(ModernKind.HELD, _MemberKey(group_id=group_id, member_id=member_id), held, _held_value)
+            return make_entry(ModernKind.HELD, MemberKey(group_id=group_id, member_id=member_id), held, _held_value)
         case PatternRecord(group_id, pattern, resolved):
             key = _PatternKey(group_id=group_id, regular_expression=pattern)
-            return _entry(ModernKind.PATTERN, key, resolved, _pattern_value)
+            return make_entry(ModernKind.PATTERN, key, resolved, _pattern_value)
 
 
 def read_entry(kind: int, key: bytes, value: bytes | None) -> ModernRecord | None:
     """What a record of this kind says, or None for a kind that is not ours; ProtocolError where it cannot be read."""
     match kind:
         case ModernKind.GROUP_EPOCH:
-            return EpochRecord(_group(key), _value(_EpochValue, value, _read_epoch))
+            return EpochRecord(group_of(key), read_value(_EpochValue, value, _read_epoch))
         case ModernKind.TOPICS:
-            return TopicsRecord(_group(key), None if value is None else True)
+            return TopicsRecord(group_of(key), None if value is None else True)
         case ModernKind.MEMBER:
-            return MemberRecord(*_member(key), _value(_MemberValue, value, _read_member))
+            return MemberRecord(*member_of(key), read_value(_MemberValue, value, _read_member))
         case ModernKind.TARGET_EPOCH:
-            return TargetEpochRecord(_group(key), _value(_TargetEpochValue, value, _read_target_epoch))
+            return TargetEpochRecord(group_of(key), read_value(TargetEpochValue, value, read_target_epoch))
         case ModernKind.TARGET:
-            return TargetRecord(*_member(key), _value(_TargetValue, value, _read_target))
+            return TargetRecord(*member_of(key), read_value(TargetValue, value, read_target))
         case ModernKind.HELD:
-            return HeldRecord(*_member(key), _value(_HeldValue, value, _read_held))
+            return HeldRecord(*member_of(key), read_value(_HeldValue, value, _read_held))
         case ModernKind.PATTERN:
             name, _ = decode(_PatternKey, _VERSION, key, _PREFIX.size)
-            return PatternRecord(name.group_id, name.regular_expression, _value(_PatternValue, value, _read_pattern))
+            return PatternRecord(
+                name.group_id, name.regular_expression, read_value(_PatternValue, value, _read_pattern)
+            )
     return None
 
 
@@ -307,12 +311,12 @@ D = TypeVar("D", bound=Data)
 V = TypeVar("V")
 
 
-def _entry(kind: ModernKind, key: Data, value: V | None, write: Callable[[V], Data]) -> tuple[bytes, bytes | None]:
+def make_entry(kind: int, key: Data, value: V | None, write: Callable[[V], Data]) -> tuple[bytes, bytes | None]:
     written = None if value is None else _PREFIX.pack(_VERSION) + encode(write(value), _VERSION)
     return _PREFIX.pack(kind) + encode(key, _VERSION), written
 
 
-def _value(kind: type[D], raw: bytes | None, read: Callable[[D], V]) -> V | None:
+def read_value(kind: type[D], raw: bytes | None, read: Callable[[D], V]) -> V | None:
     if raw is None:
         return None
     if len(raw) < _PREFIX.size:
@@ -322,13 +326,13 @@ def _value(kind: type[D], raw: bytes | None, read: Callable[[D], V]) -> V | None
     return read(value)
 
 
-def _group(key: bytes) -> str:
-    name, _ = decode(_GroupKey, _VERSION, key, _PREFIX.size)
+def group_of(key: bytes) -> str:
+    name, _ = decode(GroupKey, _VERSION, key, _PREFIX.size)
     return name.group_id
 
 
-def _member(key: bytes) -> tuple[str, str]:
-    name, _ = decode(_MemberKey, _VERSION, key, _PREFIX.size)
+def member_of(key: bytes) -> tuple[str, str]:
+    name, _ = decode(MemberKey, _VERSION, key, _PREFIX.size)
     return name.group_id, name.member_id
 
 
@@ -340,11 +344,11 @@ def _read_epoch(value: _EpochValue) -> GroupEpoch:
     return GroupEpoch(value.epoch, value.metadata_hash)
 
 
-def _target_epoch_value(target: TargetEpoch) -> _TargetEpochValue:
-    return _TargetEpochValue(assignment_epoch=target.epoch, assignment_timestamp=target.timestamp_ms)
+def target_epoch_value(target: TargetEpoch) -> TargetEpochValue:
+    return TargetEpochValue(assignment_epoch=target.epoch, assignment_timestamp=target.timestamp_ms)
 
 
-def _read_target_epoch(value: _TargetEpochValue) -> TargetEpoch:
+def read_target_epoch(value: TargetEpochValue) -> TargetEpoch:
     return TargetEpoch(value.assignment_epoch, value.assignment_timestamp)
 
 
@@ -401,16 +405,16 @@ def _read_member(value: _MemberValue) -> MemberInfo:
     )
 
 
-def _target_value(target: Target) -> _TargetValue:
-    return _TargetValue(
+def target_value(target: Target) -> TargetValue:
+    return TargetValue(
         topic_partitions=[
-            _TargetValue.TopicPartition(topic_id=topic_id, partitions=list(partitions))
+            TargetValue.TopicPartition(topic_id=topic_id, partitions=list(partitions))
             for topic_id, partitions in target.items()
         ]
     )
 
 
-def _read_target(value: _TargetValue) -> Target:
+def read_target(value: TargetValue) -> Target:
     return {each.topic_id: tuple(sorted(set(each.partitions))) for each in value.topic_partitions if each.partitions}
 
 

@@ -11,46 +11,34 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from millrace.cluster.image import ClusterImage
 from millrace.errors import ApiError, ErrorCode
 from millrace.groups import classic, migration, modern, modern_classic
 from millrace.groups.effects import (
-    CancelTimer,
     Effect,
     JoinRequest,
     JoinResult,
     LeaveRequest,
     LeaveResult,
-    SetTimer,
-    StartTimer,
     SyncRequest,
     SyncResult,
-    TimerEffect,
     TimerKey,
 )
 from millrace.groups.group import ClassicGroup, GroupState
 from millrace.groups.modern import HeartbeatResult, ModernHeartbeat, PartitionCheck
 from millrace.groups.modern_group import ModernGroup
-from millrace.groups.modern_records import ModernRecord, to_entry
+from millrace.groups.modern_records import ModernRecord
 from millrace.groups.modern_step import Environment, Step
 from millrace.groups.rebalance import JOIN_TIMER, SYNC_TIMER
-from millrace.groups.records import GroupRecord, group_entry
+from millrace.groups.records import GroupRecord
 from millrace.groups.settings import GroupSettings, GroupTimes
-from millrace.groups.timers import Timers
-from millrace.replication.state_topic import Entry
+from millrace.groups.step_log import RETRY_MS, GroupTimers, LogHost, append_step, set_timers
 
 log = logging.getLogger(__name__)
-
-BATCH_BYTES: Final = 512 * 1024
-"""The records of one event go into one batch up to here; a batch must fit max.message.bytes."""
-NO_LIMIT: Final = 2**63
-"""For events that are whole or not at all: the first one of a group, and a change of its protocol."""
-_RETRY_MS: Final = 1_000
-"""After how long a removal that the log refused is tried again."""
 
 R = TypeVar("R")
 
@@ -63,13 +51,10 @@ class Surroundings:
     times: Callable[[str], GroupTimes] = lambda _group_id: GroupTimes()
 
 
-class Host(Protocol):
+class Host(LogHost, Protocol):
     """The shard, as far as it is needed here."""
 
     groups: dict[str, ClassicGroup]
-
-    def append(self, entries: Sequence[Entry]) -> asyncio.Future[None]:
-        """Append now; done when durable."""
 
     async def when_durable(self, done: asyncio.Future[None] | None) -> None:
         """Wait for one append, or for everything so far; ApiError where it does not become durable in time."""
@@ -95,7 +80,7 @@ class ModernGroups:
         *,
         settings: GroupSettings,
         surroundings: Surroundings,
-        timers: Timers[tuple[str, TimerKey]],
+        timers: GroupTimers,
     ) -> None:
         self.groups: dict[str, ModernGroup] = {}
         self._host = host
@@ -129,7 +114,7 @@ class ModernGroups:
         for group in self.groups.values():
             step = self._step(group)
             modern.loaded(step)
-            self._set_timers(group.group_id, step.timers)
+            set_timers(self._timers, group.group_id, step.timers)
 
     def timer_fired(self, group_id: str, key: TimerKey) -> None:
         group = self.groups.get(group_id)
@@ -139,7 +124,7 @@ class ModernGroups:
             self._decide(group, lambda step: modern.timer_fired(step, key))
         except ApiError as error:
             log.warning("member %s of %r is not removed yet: %s", key.member_id, group, error)
-            self._timers.set((group_id, key), _RETRY_MS)
+            self._timers.set((group_id, key), RETRY_MS)
 
     # Members
 
@@ -173,11 +158,11 @@ class ModernGroups:
                 step.renew_session(member)
         result = modern.heartbeat(step, request)
         # Nobody knows of the group yet: an error leaves nothing behind.
-        done = self._append(step, is_whole=True)
+        done = append_step(self._host, step, self._timers, is_whole=True)
         if old is not None:
             self._end_classic(old)
         self.groups[group_id] = step.group
-        self._set_timers(group_id, step.timers)
+        set_timers(self._timers, group_id, step.timers)
         if old is not None and old.members:
             log.info("a classic group of %d members has become %r", len(old.members), step.group)
         return result, done
@@ -264,8 +249,8 @@ class ModernGroups:
         except BaseException:
             step.undo()
             raise
-        done = self._append(step, is_whole=step.became_classic is not None)
-        self._set_timers(group.group_id, step.timers)
+        done = append_step(self._host, step, self._timers, is_whole=step.became_classic is not None)
+        set_timers(self._timers, group.group_id, step.timers)
         if step.became_classic is not None:
             became = step.became_classic
             del self.groups[group.group_id]
@@ -274,60 +259,7 @@ class ModernGroups:
             log.info("a consumer group has become %r", became)
         return result, done
 
-    def _append(self, step: Step, *, is_whole: bool) -> asyncio.Future[None] | None:
-        """Write the records of a step, in one batch or several; None where it has none.
-
-        A refusal takes back what is not in the log. What is, counts: a member in it has its session.
-        """
-        done: asyncio.Future[None] | None = None
-        written = 0
-        for batch in _batches(step.records, NO_LIMIT if is_whole else BATCH_BYTES):
-            done = self._host.append(batch)
-            if done.done():
-                step.undo(written)
-                if written:
-                    self._set_timers(step.group.group_id, step.timers)
-                refusal = done.exception()
-                assert isinstance(refusal, ApiError)
-                too_large = refusal.code is ErrorCode.INVALID_COMMIT_OFFSET_SIZE
-                code = ErrorCode.UNKNOWN_SERVER_ERROR if too_large else refusal.code
-                raise ApiError(code, f"the state of group {step.group.group_id} cannot be written") from refusal
-            written += len(batch)
-        return done
-
-    def _set_timers(self, group_id: str, effects: Iterable[TimerEffect]) -> None:
-        timers = self._timers
-        for effect in effects:
-            key = (group_id, effect.key)
-            match effect:
-                case SetTimer(_, delay_ms):
-                    timers.set(key, delay_ms)
-                case StartTimer(_, delay_ms):
-                    if key not in timers:
-                        timers.set(key, delay_ms)
-                case CancelTimer():
-                    timers.cancel(key)
-
     def _drop_if_blank(self, group: ModernGroup) -> None:
         if group.is_blank and self.groups.get(group.group_id) is group:
             del self.groups[group.group_id]
             self._host.keep_offsets(group.group_id)
-
-
-def _batches(records: Sequence[ModernRecord | GroupRecord], max_bytes: int) -> Iterable[list[Entry]]:
-    """The entries of an event, in batches of a size that the log takes.
-
-    The targets of thousands of members may not fit one. Cut short anywhere they are older than the group's epoch, and
-    are computed again.
-    """
-    batch: list[Entry] = []
-    size = 0
-    for record in records:
-        entry = group_entry(record) if isinstance(record, GroupRecord) else to_entry(record)
-        batch.append(entry)
-        size += len(entry[0]) + len(entry[1] or b"")
-        if size >= max_bytes:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch

@@ -33,10 +33,12 @@ from millrace.groups.modern_records import (
     TargetEpochRecord,
     TargetRecord,
     TopicsRecord,
+    to_entry,
 )
-from millrace.groups.records import GroupRecord
+from millrace.groups.records import GroupRecord, group_entry
 from millrace.groups.settings import GroupSettings, GroupTimes
 from millrace.groups.target import Goal, OwnedNow, new_targets, reconcile, subscribed_ids
+from millrace.replication.state_topic import Entry
 
 MAX_PATTERNS: Final = 100
 """Different patterns in one group: each is matched against every new topic."""
@@ -66,6 +68,14 @@ class Step:
     became_classic: ClassicGroup | None = None
     """The classic group that takes this one's place."""
     _undo: list[ModernRecord | None] = field(default_factory=list)
+
+    @property
+    def group_id(self) -> str:
+        return self.group.group_id
+
+    def entries(self) -> list[Entry]:
+        """The records, for the log."""
+        return [group_entry(each) if isinstance(each, GroupRecord) else to_entry(each) for each in self.records]
 
     def write(self, record: ModernRecord | GroupRecord) -> None:
         """Decide on a record: it counts at once. Those of classic groups say nothing about this one."""

@@ -3,7 +3,8 @@
 A key begins with an int16 that says what the record is (0 and 1: an offset commit, 2: a classic group); a value begins
 with an int16 version. A null value is a tombstone. Kafka 4.3 writes commits at version 4 (version 1 where the commit
 carries its own expiry, which later versions cannot) and groups at version 4; every version is read. The records of
-KIP-848 consumer groups are in `modern_records`; those of share groups and streams are passed over.
+KIP-848 consumer groups are in `modern_records`, those of share groups in `share_records`; those of streams are passed
+over.
 
 What is not here: what the records mean together (`shard`).
 """
@@ -20,6 +21,7 @@ from millrace.errors import ProtocolError
 from millrace.groups.effects import StoredGroup, StoredMember
 from millrace.groups.modern_records import ModernRecord, read_entry
 from millrace.groups.offsets import CommittedOffset
+from millrace.groups.share_records import ShareRecord, read_share_entry
 from millrace.model import NO_TIMESTAMP
 from millrace.wire.codec import decode, encode
 from millrace.wire.schema import Data, Struct, array, binary, int32, int64, string, uuid
@@ -161,7 +163,7 @@ def group_entry(record: GroupRecord) -> tuple[bytes, bytes | None]:
 
 def read_record(
     key: bytes, value: bytes | None, record_offset: int
-) -> OffsetRecord | GroupRecord | ModernRecord | None:
+) -> OffsetRecord | GroupRecord | ModernRecord | ShareRecord | None:
     """What a record says, or None for a kind that is not ours; ProtocolError where it cannot be read."""
     if len(key) < _PREFIX.size:
         raise ProtocolError("the key of a group record is too short to say what it is")
@@ -173,7 +175,7 @@ def read_record(
     if kind == RecordKind.GROUP_METADATA:
         group, _ = decode(GroupMetadataKey, _KEY_VERSION, key, _PREFIX.size)
         return GroupRecord(group.group, None if value is None else _read_group(value))
-    return read_entry(kind, key, value)
+    return read_entry(kind, key, value) or read_share_entry(kind, key, value)
 
 
 def _version(value: bytes) -> int:

@@ -26,19 +26,19 @@ class SettingsSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GroupTimes:
-    """What a KIP-848 group can be given as settings of its own."""
+    """What a KIP-848 or a share group can be given as settings of its own."""
 
     session_timeout_ms: int = 45_000
     heartbeat_interval_ms: int = 5_000
     assignment_interval_ms: int = 1_000
 
     @classmethod
-    def from_config(cls, own: Mapping[str, str], broker: BrokerConfig) -> GroupTimes:
-        """The group's own settings, or else the broker's."""
+    def from_config(cls, own: Mapping[str, str], broker: BrokerConfig, kind: str = "consumer") -> GroupTimes:
+        """The own settings of a `consumer` or `share` group, or else the broker's."""
         return cls(
-            session_timeout_ms=whole_number(group_value("consumer.session.timeout.ms", own, broker)),
-            heartbeat_interval_ms=whole_number(group_value("consumer.heartbeat.interval.ms", own, broker)),
-            assignment_interval_ms=whole_number(group_value("consumer.assignment.interval.ms", own, broker)),
+            session_timeout_ms=whole_number(group_value(f"{kind}.session.timeout.ms", own, broker)),
+            heartbeat_interval_ms=whole_number(group_value(f"{kind}.heartbeat.interval.ms", own, broker)),
+            assignment_interval_ms=whole_number(group_value(f"{kind}.assignment.interval.ms", own, broker)),
         )
 
 
@@ -64,6 +64,7 @@ class GroupSettings:
     consumer_assignors: tuple[str, ...] = ("uniform", "range")
     """Of KIP-848 groups; the first is the default."""
     migration_policy: str = "bidirectional"
+    share_max_size: int = 200
 
     @property
     def may_upgrade(self) -> bool:
@@ -96,6 +97,7 @@ class GroupSettings:
             consumer_max_size=int(config.get("group.consumer.max.size")),
             consumer_assignors=_known_assignors(config.get("group.consumer.assignors")),
             migration_policy=str(config.get("group.consumer.migration.policy")).lower(),
+            share_max_size=int(config.get("group.share.max.size")),
         )
 
 

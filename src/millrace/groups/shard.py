@@ -4,11 +4,12 @@ Everything that must survive goes through `_write`: the records are appended at 
 they are durable, strictly in the order of the log. So what is in memory is always what a replay would give, a reader
 never sees what could still be lost, and a client that hung up does not stop its commit from taking effect.
 
-A group is classic (`groups`) or of KIP-848 (`modern`), never both; offsets are kept alike for either.
+A group is classic (`groups`), of KIP-848 (`modern`) or a share group (`share`); offsets are kept alike for the first
+two, and share groups have none here.
 
 Owner: the shard's task (`run`), which loads, then confirms writes, until it is closed. All methods are called on the
 loop. Not here: which shard a group belongs to and whether it may answer (`coordinator`), decisions (`classic`,
-`offsets`), KIP-848 groups (`modern_shard`), bytes (`records`).
+`offsets`), KIP-848 groups (`modern_shard`), share groups (`share_shard`), bytes (`records`).
 """
 
 from __future__ import annotations
@@ -18,8 +19,7 @@ import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
-from typing import Final
+from typing import Any, Final
 from uuid import UUID
 
 from millrace.clock import Clock
@@ -48,8 +48,11 @@ from millrace.groups.modern import PartitionCheck
 from millrace.groups.modern_shard import ModernGroups, Surroundings
 from millrace.groups.offsets import CommittedOffset, CommittedOffsets
 from millrace.groups.settings import GroupSettings
+from millrace.groups.share_records import ShareRecord
+from millrace.groups.share_shard import ShareGroups, ShareSurroundings
 from millrace.groups.timers import Timers
 from millrace.model import NO_EPOCH, NO_TIMESTAMP, ZERO_UUID
+from millrace.replication.sharded import WRITE_ERRORS, ShardState
 from millrace.replication.state_topic import Entry, StateTopic, breathe
 
 log = logging.getLogger(__name__)
@@ -59,24 +62,10 @@ _LOADED_PER_SLICE: Final = 1_000
 _EXPIRED_PER_SLICE: Final = 200
 
 # What a failed write to the log means to a client of the coordinator.
-_WRITE_ERRORS: Final = {
-    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: ErrorCode.COORDINATOR_NOT_AVAILABLE,
-    ErrorCode.NOT_ENOUGH_REPLICAS: ErrorCode.COORDINATOR_NOT_AVAILABLE,
-    ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND: ErrorCode.COORDINATOR_NOT_AVAILABLE,
-    ErrorCode.REQUEST_TIMED_OUT: ErrorCode.COORDINATOR_NOT_AVAILABLE,
-    ErrorCode.NOT_LEADER_OR_FOLLOWER: ErrorCode.NOT_COORDINATOR,
-    ErrorCode.KAFKA_STORAGE_ERROR: ErrorCode.NOT_COORDINATOR,
+_WRITE_ERRORS: Final = WRITE_ERRORS | {
     ErrorCode.MESSAGE_TOO_LARGE: ErrorCode.INVALID_COMMIT_OFFSET_SIZE,
     ErrorCode.RECORD_LIST_TOO_LARGE: ErrorCode.INVALID_COMMIT_OFFSET_SIZE,
 }
-
-
-class ShardState(Enum):
-    """Whether a shard can be asked."""
-
-    LOADING = "loading"
-    ACTIVE = "active"
-    CLOSED = "closed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +102,7 @@ class Shard:
         settings: GroupSettings,
         clock: Clock,
         surroundings: Surroundings,
+        share: ShareSurroundings,
     ) -> None:
         self.index = index
         self.leader_epoch = leader_epoch
@@ -126,6 +116,7 @@ class Shard:
         self._clock = clock
         self._timers: Timers[tuple[str, TimerKey]] = Timers(clock, self._timer_fired)
         self.modern = ModernGroups(self, settings=settings, surroundings=surroundings, timers=self._timers)
+        self.share = ShareGroups(self, settings=settings, surroundings=share, timers=self._timers, clock=clock)
         self._parked_joins: dict[int, asyncio.Future[JoinResult]] = {}
         self._parked_syncs: dict[int, asyncio.Future[SyncResult]] = {}
         self._next_ticket = 0
@@ -137,7 +128,7 @@ class Shard:
     def __repr__(self) -> str:
         return (
             f"<shard {self.index} epoch {self.leader_epoch} {self.state.value}, {len(self.groups)} classic groups, "
-            f"{len(self.modern.groups)} consumer groups, "
+            f"{len(self.modern.groups)} consumer groups, {len(self.share.groups)} share groups, "
             f"{self.offsets.count} offsets, {len(self._writes)} writes under way>"
         )
 
@@ -151,8 +142,10 @@ class Shard:
             for group in list(self.groups.values()):
                 self.perform(group, classic.loaded(group, self._settings, self.now_ms()))
             self.modern.loaded()
+            self.share.loaded()
             self.loaded.set()
-            log.log(logging.INFO if self.groups or self.modern.groups else logging.DEBUG, "loaded %r", self)
+            has_groups = self.groups or self.modern.groups or self.share.groups
+            log.log(logging.INFO if has_groups else logging.DEBUG, "loaded %r", self)
             await self._confirm_writes()
         except (ApiError, StorageError) as error:
             log.warning("%r gives up: %s", self, error)
@@ -161,18 +154,23 @@ class Shard:
             log.exception("%r has failed", self)
             self.close()
 
-    def close(self) -> None:
-        """Answer everybody who waits with NOT_COORDINATOR, and stop. The task is the coordinator's to cancel."""
+    def close(self) -> tuple[asyncio.Task[Any], ...]:
+        """Answer everybody who waits with NOT_COORDINATOR, and stop; what is not at its end yet.
+
+        The task of the shard itself is the coordinator's to cancel.
+        """
         if self.state is ShardState.CLOSED:
-            return
+            return ()
         self.state = ShardState.CLOSED
         self.loaded.set()
         self._timers.cancel_all()
+        ending = self.share.close()
         for group in self.groups.values():
             self.perform(group, classic.unload(group, ErrorCode.NOT_COORDINATOR, self._settings, self._clock.wall_ms()))
         writes, self._writes = self._writes, deque()
         for write in writes:
             write.fail(ErrorCode.NOT_COORDINATOR)
+        return ending
 
     async def _load(self) -> None:
         for count, record in enumerate(await self._topic.load(self.index), 1):
@@ -199,6 +197,8 @@ class Shard:
                 self.groups[group_id] = ClassicGroup.from_record(group_id, stored)
             case records.OffsetRecord() | records.GroupRecord() | None:
                 pass
+            case record if isinstance(record, ShareRecord):
+                self.share.replay(record)
             case record:
                 self.modern.replay(record)
 
@@ -206,6 +206,10 @@ class Shard:
         """The group is gone: if it has offsets they are a simple group's from now on."""
         if self.offsets.of_group(group_id) and group_id not in self.modern:
             self.groups[group_id] = ClassicGroup(group_id)
+
+    def knows(self, group_id: str) -> bool:
+        """Whether there is a classic or a KIP-848 group with this id."""
+        return group_id in self.groups or group_id in self.modern
 
     # Membership
 
@@ -346,6 +350,9 @@ class Shard:
             await self._remove(group_id, self._all_offsets(group_id), None)
             await self.when_durable(done)
             return
+        if group_id in self.share:
+            await self.share.delete(group_id)
+            return
         group = self.groups.get(group_id)
         if group is None or group.state is GroupState.DEAD:
             raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND, f"group {group_id} not found")
@@ -355,6 +362,7 @@ class Shard:
 
     async def forget_topics(self, topics: dict[str, UUID]) -> None:
         """Delete every group's offsets of topics that are gone, as far as they were committed for those topics."""
+        await self.share.forget_topics(topics.values())
         await self.settled()
         for topic, topic_id in topics.items():
             partitions: dict[str, list[tuple[str, int]]] = {}
@@ -572,6 +580,8 @@ class Shard:
         group = self.groups.get(key[0])
         if group is not None:
             self.perform(group, classic.timer_fired(group, key[1], self._settings, self._clock.wall_ms()))
+        elif key[0] in self.share:
+            self.share.timer_fired(*key)
         else:
             self.modern.timer_fired(*key)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from uuid import UUID
 
 from millrace.cluster.image import ClusterImage
-from millrace.groups.assignors import Assignor, Subscriber
+from millrace.groups.assignors import NO_RACKS, Assignor, Racks, Subscriber
 from millrace.groups.modern_group import Member, ModernGroup, existing
 from millrace.groups.modern_records import NOTHING, Held, MemberState, Owned, Target
 
@@ -45,10 +45,25 @@ def new_targets(group: ModernGroup, image: ClusterImage, assignor: Assignor) -> 
             found = existing(group.topics_of(member.info), image.topics)
             partitions.update((topic_id, len(topic.partitions)) for topic_id, topic in found.items())
             topics = known[said] = found.keys()
-        subscribers.append(
-            Subscriber(member.member_id, topics, group.target_of(member.member_id), member.info.instance_id)
-        )
-    return assignor(subscribers, partitions)
+        info = member.info
+        target = group.target_of(member.member_id)
+        subscribers.append(Subscriber(member.member_id, topics, target, info.instance_id, info.rack_id))
+    has_racks = any(each.rack_id is not None for each in subscribers)
+    return assignor(subscribers, partitions, replica_racks(image, partitions) if has_racks else NO_RACKS)
+
+
+def replica_racks(image: ClusterImage, topic_ids: Iterable[UUID]) -> Racks:
+    """In which racks the partitions of topics have replicas."""
+    rack_of = {broker.broker_id: broker.rack for broker in image.brokers.values() if broker.rack}
+    if not rack_of:
+        return NO_RACKS
+    return {
+        topic_id: [
+            {rack_of[each] for each in partition.replicas if each in rack_of}
+            for partition in image.topics_by_id[topic_id].partitions
+        ]
+        for topic_id in topic_ids
+    }
 
 
 def subscribed_ids(group: ModernGroup, member: Member, image: ClusterImage) -> AbstractSet[UUID]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from typing import Final
 
 from millrace.errors import ErrorCode
 from millrace.handlers import registry
@@ -12,6 +13,19 @@ from millrace.handlers.registry import Buffers, api
 from millrace.wire.frame import encode_response
 from millrace.wire.keys import ApiKey
 from millrace.wire.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
+
+_FEATURES: Final = {"group.version": 1, "share.version": 1}
+"""Level 1 of the first is KIP-848, of the second KIP-932."""
+_FEATURES_EPOCH: Final = 0
+"""They never change."""
+_SUPPORTED: Final = [
+    ApiVersionsResponse.SupportedFeatureKey(name=name, min_version=level, max_version=level)
+    for name, level in _FEATURES.items()
+]
+_FINALIZED: Final = [
+    ApiVersionsResponse.FinalizedFeatureKey(name=name, min_version_level=level, max_version_level=level)
+    for name, level in _FEATURES.items()
+]
 
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?\Z")
 
@@ -24,13 +38,19 @@ def api_versions(context: RequestContext, request: ApiVersionsRequest) -> ApiVer
     list (KIP-511), so that a newer client can choose again. From v3 on a client names its software, and a name that
     could not be printed in a log is refused with INVALID_REQUEST.
 
-    Not done: features (KIP-584); none is declared.
+    Of Kafka's features (KIP-584) those are named that clients may look for: `group.version` and `share.version`, both
+    at level 1. They are what this version does, and cannot be switched off.
     """
     if context.version >= 3:
         for text in (request.client_software_name, request.client_software_version):
             if not _SOFTWARE.match(text):
                 return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
-    return ApiVersionsResponse(api_keys=_listed())
+    return ApiVersionsResponse(
+        api_keys=_listed(),
+        supported_features=_SUPPORTED,
+        finalized_features_epoch=_FEATURES_EPOCH,
+        finalized_features=_FINALIZED,
+    )
 
 
 def unsupported(correlation_id: int) -> Buffers:

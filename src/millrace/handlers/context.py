@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -11,11 +11,13 @@ if TYPE_CHECKING:
     from millrace.clock import Clock
     from millrace.cluster.controller import Controller
     from millrace.cluster.image import ClusterImage
+    from millrace.cluster.peers import Peers
     from millrace.cluster.presence import Presence
     from millrace.config import BrokerConfig
     from millrace.groups.coordinator import GroupCoordinator
     from millrace.handlers.fetch_sessions import FetchSessions
     from millrace.queues.coordinator import ShareCoordinator
+    from millrace.queues.persister import Persister
     from millrace.queues.share_partitions import SharePartitions
     from millrace.replication.replicas import Replicas
     from millrace.storage.logdirs import LogDirs
@@ -38,6 +40,8 @@ class Services:
     groups: GroupCoordinator
     share_state: ShareCoordinator
     queues: SharePartitions
+    persister: Persister
+    peers: Peers
     log_dirs: LogDirs
     fetch_sessions: FetchSessions
     producer_ids: ProducerIds
@@ -63,6 +67,14 @@ class Services:
         return self.controller.image.cluster_id
 
 
+class Peer(Protocol):
+    """The connection on which a request came."""
+
+    @property
+    def on_lost(self) -> dict[object, Callable[[], None]]:
+        """What is called when the connection is gone; whoever adds something takes it away again."""
+
+
 @dataclass(slots=True)
 class RequestContext:
     """One request as its handler sees it."""
@@ -72,4 +84,5 @@ class RequestContext:
     version: int
     client_host: str
     listener: str
+    peer: Peer | None = None
     principal: str = "User:ANONYMOUS"

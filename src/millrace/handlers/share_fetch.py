@@ -6,7 +6,7 @@ Nothing is decided here: who gets what is in `queues.acquisition`, sessions in `
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -29,27 +29,48 @@ from millrace.wire.messages.share_groups import (
 
 _RENEWS_FROM: Final = 2
 _MAX_REFUSED_WAIT_MS: Final = 5_000
-_MAX_MEMBER_ID: Final = 36
+MAX_MEMBER_ID: Final = 36
 """The length of a UUID, which a member makes up for itself."""
+
+_PASSING: Final = frozenset({
+    ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+    ErrorCode.NOT_COORDINATOR,
+    ErrorCode.NETWORK_EXCEPTION,
+    ErrorCode.REQUEST_TIMED_OUT,
+})  # fmt: skip
+"""Why a share-partition could not be loaded yet."""
+_TOLD: Final = frozenset({
+    ErrorCode.NOT_LEADER_OR_FOLLOWER,
+    ErrorCode.FENCED_LEADER_EPOCH,
+    ErrorCode.UNKNOWN_LEADER_EPOCH,
+    ErrorCode.KAFKA_STORAGE_ERROR,
+    ErrorCode.OFFSET_NOT_AVAILABLE,
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    ErrorCode.UNKNOWN_TOPIC_ID,
+    ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+    ErrorCode.CORRUPT_MESSAGE,
+})  # fmt: skip
+"""What Kafka's consumer knows to handle where it fetches; anything else ends it, but for UNKNOWN_SERVER_ERROR."""
+_SESSION: Final = "share session"
 
 Acknowledgements = dict[TopicPartitionId, list[AcknowledgeBatch]]
 Outcomes = dict[TopicPartitionId, MillraceError | None]
 
 
-@api(ApiKey.SHARE_FETCH, ShareFetchRequest, "1-2", overlaps=True, internal=True)
+@api(ApiKey.SHARE_FETCH, ShareFetchRequest, "1-2", overlaps=True)
 async def share_fetch(context: RequestContext, request: ShareFetchRequest) -> ShareFetchResponse:
     """Acquire records for a member of a share group, after taking its word for earlier ones.
 
-    Waits up to `max_wait_ms` for the first record. Epoch 0 begins a session, -1 ends it and releases what the member
-    holds. Acknowledgements are answered when they are durable; those of a partition are taken all or not at all.
+    Waits up to `max_wait_ms` for `min_bytes`. Epoch 0 begins a session, -1 ends it and releases what the member holds,
+    and so does the end of the connection on which it began. Acknowledgements are answered when they are durable; those
+    of a partition are taken all or not at all.
 
     Versions: v2 adds renewals of locks (KIP-1222) and the strict limit of records (KIP-1206).
-
-    Not done: `min_bytes` above 1 (the first record is answered), aborted transactions.
     """
     broker = context.broker
     try:
-        group_id, member_id = _checked_ids(context, request)
+        group_id, member_id = _checked_ids(request)
         acknowledged = _acknowledged(request, _renews(context, request))
         if request.is_renew_ack and any(
             (request.max_bytes, request.min_bytes, request.max_records, request.max_wait_ms)
@@ -64,27 +85,26 @@ async def share_fetch(context: RequestContext, request: ShareFetchRequest) -> Sh
                 (topic.topic_id, index) for topic in request.forgotten_topics_data for index in topic.partitions
             ],
             acknowledges=bool(acknowledged),
+            connection=context.peer,
         )
     except ApiError as error:
         if error.code is ErrorCode.SHARE_SESSION_LIMIT_REACHED:
             # Whoever is refused comes back at once: it waits here instead.
             await broker.clock.sleep(min(max(request.max_wait_ms, 0), _MAX_REFUSED_WAIT_MS) / 1000)
         return ShareFetchResponse(error_code=error.code, error_message=error.message or None)
-    answering = asyncio.ensure_future(_acknowledge_all(context, group_id, member_id, acknowledged))
-    try:
-        fetch = _Fetch(context, request, group_id, member_id)
-        if not request.is_renew_ack:
-            await fetch.run(wanted)
-        outcomes = await asyncio.shield(answering)
-    finally:
-        # A client that hung up has still said what it said; the task ends by itself.
-        answering.add_done_callback(_look_at)
+    if request.share_session_epoch == INITIAL_EPOCH:
+        _bind(context, group_id, member_id)
+    answering = _acknowledging(context, group_id, member_id, acknowledged)
+    fetch = _Fetch(context, request, group_id, member_id)
+    if not request.is_renew_ack:
+        await fetch.run(wanted)
+    outcomes = {} if answering is None else await asyncio.shield(answering)
     if request.share_session_epoch == FINAL_EPOCH:
-        broker.queues.end_session(group_id, member_id)
+        _end_session(context, group_id, member_id)
     return _fetch_response(context, request, group_id, fetch, outcomes)
 
 
-@api(ApiKey.SHARE_ACKNOWLEDGE, ShareAcknowledgeRequest, "1-2", overlaps=True, internal=True)
+@api(ApiKey.SHARE_ACKNOWLEDGE, ShareAcknowledgeRequest, "1-2", overlaps=True)
 async def share_acknowledge(context: RequestContext, request: ShareAcknowledgeRequest) -> ShareAcknowledgeResponse:
     """Take a member's word for records it holds; answered when that is durable. Epoch -1 ends the session.
 
@@ -92,16 +112,15 @@ async def share_acknowledge(context: RequestContext, request: ShareAcknowledgeRe
     """
     broker = context.broker
     try:
-        group_id, member_id = _checked_ids(context, request)
+        group_id, member_id = _checked_ids(request)
         acknowledged = _acknowledged(request, _renews(context, request))
         broker.queues.sessions.acknowledge(group_id, member_id, request.share_session_epoch)
     except ApiError as error:
         return ShareAcknowledgeResponse(error_code=error.code, error_message=error.message or None)
-    answering = asyncio.ensure_future(_acknowledge_all(context, group_id, member_id, acknowledged))
-    answering.add_done_callback(_look_at)
-    outcomes = await asyncio.shield(answering)
+    answering = _acknowledging(context, group_id, member_id, acknowledged)
+    outcomes = {} if answering is None else await asyncio.shield(answering)
     if request.share_session_epoch == FINAL_EPOCH:
-        broker.queues.end_session(group_id, member_id)
+        _end_session(context, group_id, member_id)
     hints = _Hints(context)
     topics = []
     for topic_id, items in _by_topic(outcomes):
@@ -129,17 +148,32 @@ async def share_acknowledge(context: RequestContext, request: ShareAcknowledgeRe
     )
 
 
+# --- sessions ---------------------------------------------------------------------------------------------------------
+
+
+def _bind(context: RequestContext, group_id: str, member_id: str) -> None:
+    """Have the session end with the connection on which it began."""
+    peer = context.peer
+    if peer is not None:
+        queues = context.broker.queues
+        peer.on_lost[_SESSION, group_id, member_id] = lambda: queues.connection_lost(group_id, member_id, peer)
+
+
+def _end_session(context: RequestContext, group_id: str, member_id: str) -> None:
+    if context.peer is not None:
+        context.peer.on_lost.pop((_SESSION, group_id, member_id), None)
+    context.broker.queues.end_session(group_id, member_id)
+
+
 # --- requests ---------------------------------------------------------------------------------------------------------
 
 
-def _checked_ids(context: RequestContext, request: ShareFetchRequest | ShareAcknowledgeRequest) -> tuple[str, str]:
+def _checked_ids(request: ShareFetchRequest | ShareAcknowledgeRequest) -> tuple[str, str]:
     group_id, member_id = request.group_id, request.member_id
     if not group_id:
         raise ApiError(ErrorCode.INVALID_REQUEST, "the group id is missing")
-    if not member_id or len(member_id) > _MAX_MEMBER_ID:
+    if not member_id or len(member_id) > MAX_MEMBER_ID:
         raise ApiError(ErrorCode.INVALID_REQUEST, "the member id is missing, or longer than a UUID")
-    if not context.broker.queues.is_member(group_id, member_id):
-        raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID, "the group has no such member")
     return group_id, member_id
 
 
@@ -164,6 +198,17 @@ def _acknowledged(request: ShareFetchRequest | ShareAcknowledgeRequest, renews: 
     return found
 
 
+def _acknowledging(
+    context: RequestContext, group_id: str, member_id: str, acknowledged: Acknowledgements
+) -> asyncio.Task[Outcomes] | None:
+    """A task of its own: a client that hangs up has still said what it said."""
+    if not acknowledged:
+        return None
+    task = asyncio.ensure_future(_acknowledge_all(context, group_id, member_id, acknowledged))
+    task.add_done_callback(_look_at)
+    return task
+
+
 async def _acknowledge_all(
     context: RequestContext, group_id: str, member_id: str, acknowledged: Acknowledgements
 ) -> Outcomes:
@@ -175,6 +220,9 @@ async def _acknowledge_all(
             return error
         return None
 
+    if len(acknowledged) == 1:
+        ((partition, batches),) = acknowledged.items()
+        return {partition: await one(partition, batches)}
     errors = await asyncio.gather(*(one(partition, batches) for partition, batches in acknowledged.items()))
     return dict(zip(acknowledged, errors, strict=True))
 
@@ -190,35 +238,69 @@ class _Fetch:
     request: ShareFetchRequest
     group_id: str
     member_id: str
+    partitions: list[SharePartition] = field(default_factory=list)
+    """Those of the session that are loaded."""
     fetched: dict[TopicPartitionId, Fetched] = field(default_factory=dict)
     errors: Outcomes = field(default_factory=dict)
+    is_over: bool = False
+    """Whether the time to wait is up."""
 
     async def run(self, wanted: list[TopicPartitionId]) -> None:
-        """Load what is not loaded, acquire what there is, and wait for the first record where there is none."""
+        """Acquire what there is, and wait where that is too little: for records, and for what has yet to be loaded."""
         if not wanted:
             return
-        found = await asyncio.gather(*(self._get(partition) for partition in wanted))
-        partitions = [each for each in found if each is not None]
-        self._read(partitions)
         wait_s = self.request.max_wait_ms / 1000
-        if self.fetched or self.errors or wait_s <= 0 or not partitions:
-            return
-        await self._wait(partitions, wait_s)
+        self.is_over = wait_s <= 0
+        queues = self.context.broker.queues
+        loading: list[asyncio.Task[None]] = []
+        for partition in wanted:
+            key = ShareKey(self.group_id, *partition)
+            found = queues.loaded(key)
+            if found is not None:
+                self.partitions.append(found)
+            else:
+                loading.append(asyncio.ensure_future(self._load(partition, key)))
+        if loading and self.is_over:
+            await asyncio.gather(*loading)
+        self._read_enough()
+        if not (self.fetched or self.errors or self.is_over):
+            await self._wait(loading, wait_s)
 
-    async def _get(self, partition: TopicPartitionId) -> SharePartition | None:
+    async def _load(self, partition: TopicPartitionId, key: ShareKey) -> None:
+        """Not taken back by an answer that leaves without it: the next request finds it loaded."""
         try:
-            return await self.context.broker.queues.get(ShareKey(self.group_id, *partition))
+            self.partitions.append(await self.context.broker.queues.get(key))
         except MillraceError as error:
-            self.errors[partition] = error
-            return None
+            # Clients take nearly every error of a partition for the end. This one is not: they come back anyway.
+            if code_of(error) not in _PASSING:
+                self.errors[partition] = error
 
-    def _read(self, partitions: Iterable[SharePartition]) -> None:
+    def _read_enough(self) -> None:
+        """Acquire what there is, unless waiting may still give more to answer at once."""
+        if self.is_over or self._has_enough():
+            self._read()
+
+    def _has_enough(self) -> bool:
+        """Whether there may be `min_bytes` by now: nothing is acquired that would not be answered at once."""
+        if self.request.min_bytes <= 1 or self.errors:
+            return True
+        size_bytes = 0
+        for partition in self.partitions:
+            try:
+                size_bytes += partition.readable_bytes()
+            except MillraceError:
+                return True  # to be told, by reading
+            if size_bytes >= self.request.min_bytes:
+                return True
+        return False
+
+    def _read(self) -> None:
         request = self.request
         records = request.max_records
         size_bytes = min(request.max_bytes, self.context.broker.fetch_max_bytes)
         strict = request.share_acquire_mode == AcquireMode.RECORD_LIMIT
         mode = AcquireMode.RECORD_LIMIT if strict else AcquireMode.BATCH_OPTIMIZED
-        for partition in partitions:
+        for partition in self.partitions:
             if records <= 0 or size_bytes <= 0:
                 return
             name = partition.key.topic_id, partition.key.partition
@@ -232,46 +314,40 @@ class _Fetch:
                 records -= found.count
                 size_bytes -= len(found.records)
 
-    async def _wait(self, partitions: Sequence[SharePartition], seconds: float) -> None:
-        """Wait for the first record. Cancelled, it leaves no watcher behind."""
+    async def _wait(self, loading: Iterable[asyncio.Task[None]], seconds: float) -> None:
+        """Wait for `min_bytes`, then for a record. Cancelled, it leaves no watcher behind."""
         broker = self.context.broker
         loop = asyncio.get_running_loop()
         moved: asyncio.Future[None] = loop.create_future()
-        over = False
+        watched: list[SharePartition] = []
 
-        def wake() -> None:
+        def wake(_: object = None) -> None:
             if not moved.done():
                 moved.set_result(None)
 
         def expire() -> None:
-            nonlocal over
-            over = True
+            self.is_over = True
             wake()
 
-        unwatch = _watch(partitions, wake)
+        for task in loading:
+            task.add_done_callback(wake)
         timer = broker.clock.call_later(seconds, expire)
         try:
-            while not (over or self.fetched or self.errors or broker.replicas.closing):
+            while not (self.is_over or self.fetched or self.errors or broker.replicas.closing):
+                for partition in self.partitions[len(watched) :]:
+                    watched.append(partition)
+                    partition.watchers.add(wake)
+                    partition.partition.high_watermark.watch(wake)
                 await moved
                 moved = loop.create_future()
-                self._read(partitions)
+                self._read_enough()
         finally:
             timer.cancel()
-            unwatch()
-
-
-def _watch(partitions: Iterable[SharePartition], wake: Callable[[], None]) -> Callable[[], None]:
-    watched = list(partitions)
-    for each in watched:
-        each.watchers.add(wake)
-        each.partition.high_watermark.watch(wake)
-
-    def unwatch() -> None:
-        for each in watched:
-            each.watchers.discard(wake)
-            each.partition.high_watermark.unwatch(wake)
-
-    return unwatch
+            for task in loading:
+                task.remove_done_callback(wake)
+            for partition in watched:
+                partition.watchers.discard(wake)
+                partition.partition.high_watermark.unwatch(wake)
 
 
 # --- responses --------------------------------------------------------------------------------------------------------
@@ -339,7 +415,9 @@ def _partition_data(
         ]
     error = fetch.errors.get(partition)
     if error is not None:
-        answer.error_code, answer.error_message = code_of(error), text_of(error)
+        code = code_of(error)
+        answer.error_code = code if code in _TOLD else ErrorCode.UNKNOWN_SERVER_ERROR
+        answer.error_message = text_of(error)
     refused = outcomes.get(partition)
     if refused is not None:
         answer.acknowledge_error_code, answer.acknowledge_error_message = code_of(refused), text_of(refused)

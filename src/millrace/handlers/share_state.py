@@ -136,12 +136,9 @@ async def read_share_group_state_summary(
     """
 
     async def summarize(key: ShareKey, _item: Any, result: Any) -> None:
-        found = context.broker.share_state.summary(key)
-        result.start_offset = -1
-        if found is not None:
-            result.state_epoch, result.leader_epoch = found.state_epoch, found.leader_epoch
-            result.start_offset = found.snapshot.start_offset
-            result.delivery_complete_count = found.snapshot.completed
+        found = await context.broker.share_state.summary(key)
+        result.state_epoch, result.leader_epoch = found.state_epoch, found.leader_epoch
+        result.start_offset, result.delivery_complete_count = found.start_offset, found.completed
 
     topics = await _each(context, request, ReadShareGroupStateSummaryResponse.PartitionResult, summarize)
     return ReadShareGroupStateSummaryResponse(

@@ -19,6 +19,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
+from itertools import groupby
 from math import ceil
 from typing import Final, NamedTuple
 
@@ -46,6 +47,9 @@ class AcknowledgeType(IntEnum):
     REJECT = 3
     RENEW = 4
     """Not finished yet: the lock begins anew (KIP-1222)."""
+
+
+_KINDS: Final = {kind.value: kind for kind in AcknowledgeType}
 
 
 class AcquireMode(IntEnum):
@@ -646,18 +650,15 @@ def _pieces(batches: Sequence[AcknowledgeBatch]) -> list[tuple[int, int, Acknowl
             raise ApiError(ErrorCode.INVALID_REQUEST, "the acknowledged ranges are not in order")
         before = batch.last_offset
         types = batch.types
-        if len(types) != 1 and len(types) != batch.last_offset - batch.first_offset + 1:
+        count = batch.last_offset - batch.first_offset + 1
+        if len(types) not in {1, count}:
             raise ApiError(ErrorCode.INVALID_REQUEST, "a range needs one acknowledge type, or one for each offset")
-        try:
-            kinds = [AcknowledgeType(value) for value in types]
-        except ValueError:
-            raise ApiError(ErrorCode.INVALID_REQUEST, f"unknown acknowledge types: {list(types)[:10]}") from None
-        if len(kinds) == 1:
-            pieces.append((batch.first_offset, batch.last_offset, kinds[0]))
-            continue
-        begin = 0
-        for position in range(1, len(kinds) + 1):
-            if position == len(kinds) or kinds[position] is not kinds[begin]:
-                pieces.append((batch.first_offset + begin, batch.first_offset + position - 1, kinds[begin]))
-                begin = position
+        first = batch.first_offset
+        for value, same in groupby(types):
+            kind = _KINDS.get(value)
+            if kind is None:
+                raise ApiError(ErrorCode.INVALID_REQUEST, f"{value} is no acknowledge type")
+            last = first + (count if len(types) == 1 else len(list(same))) - 1
+            pieces.append((first, last, kind))
+            first = last + 1
     return pieces

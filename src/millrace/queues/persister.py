@@ -1,37 +1,44 @@
 """The way to the share coordinator of a share-partition, on this broker or another.
 
 Reads and writes say the same thing however often they are said, so they are repeated until an answer comes, somebody
-else coordinates and answers, or the time is up. Owner: the event loop; one connection is kept to each coordinator.
+else coordinates and answers, or the time is up. Owner: the event loop.
 Not here: what is read and written (`share_partition`), the coordinator (`coordinator`).
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, Protocol, TypeVar
 
-from millrace.client.connection import Connection
 from millrace.clock import Clock
-from millrace.cluster.channel import client_id, inter_broker_endpoint, persist
+from millrace.cluster.channel import persist
 from millrace.cluster.image import ClusterImage, TopicImage
+from millrace.cluster.peers import Peers
 from millrace.errors import ApiError, ErrorCode
-from millrace.metadata.deltas import Endpoint
 from millrace.model import NO_EPOCH, SHARE_STATE_TOPIC
 from millrace.queues.batches import RecordState, StateBatch
 from millrace.queues.records import ShareKey, Snapshot
-from millrace.queues.state import NO_COUNT, Write, partition_for
-from millrace.wire.messages.share_state import ReadShareGroupStateRequest, WriteShareGroupStateRequest
+from millrace.queues.state import NO_COUNT, Summary, Write, partition_for
+from millrace.wire.messages.share_state import (
+    DeleteShareGroupStateRequest,
+    InitializeShareGroupStateRequest,
+    ReadShareGroupStateRequest,
+    ReadShareGroupStateSummaryRequest,
+    WriteShareGroupStateRequest,
+)
 from millrace.wire.schema import Request
 
 T = TypeVar("T")
 
 TIMEOUT_S: Final = 10.0
-CONNECT_TIMEOUT_MS: Final = 2000
 _READ_VERSION: Final = 0
 _WRITE_VERSION: Final = 1
+_SUMMARY_VERSION: Final = 1
+_INITIALIZE_VERSION: Final = 0
+_DELETE_VERSION: Final = 0
 
 _RETRIABLE: Final = frozenset({
+    ErrorCode.BROKER_NOT_AVAILABLE,
     ErrorCode.NOT_COORDINATOR,
     ErrorCode.COORDINATOR_NOT_AVAILABLE,
     ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
@@ -47,30 +54,35 @@ class Coordinator(Protocol):
 
     async def write(self, key: ShareKey, write: Write) -> None: ...
 
+    async def initialize(self, key: ShareKey, state_epoch: int, start_offset: int) -> None: ...
+
+    async def delete(self, key: ShareKey) -> None: ...
+
+    async def summary(self, key: ShareKey) -> Summary: ...
+
 
 class Persister:
-    """Reads and writes of this broker's share-partitions."""
+    """Reads and writes of share-partitions: those led here, and those of groups that are coordinated here."""
 
     def __init__(
         self,
         *,
         broker_id: int,
-        listener: str,
         local: Coordinator,
+        peers: Peers,
         image: Callable[[], ClusterImage],
         ensure_topic: Callable[[str], Awaitable[TopicImage]],
         clock: Clock,
     ) -> None:
         self._broker_id = broker_id
-        self._listener = listener
         self._local = local
+        self._peers = peers
         self._image = image
         self._ensure_topic = ensure_topic
         self._clock = clock
-        self._remotes: dict[int, _Remote] = {}
 
     def __repr__(self) -> str:
-        return f"<persister, {len(self._remotes)} connections>"
+        return f"<persister of broker {self._broker_id}>"
 
     async def read(self, key: ShareKey, leader_epoch: int) -> Snapshot:
         """The state of a share-partition for its leader; ApiError."""
@@ -80,10 +92,17 @@ class Persister:
         """Keep a leader's news; returns when they are durable. ApiError leaves open whether they are."""
         await self._repeat(key, lambda coordinator: coordinator.write(key, write))
 
-    async def stop(self) -> None:
-        """End the connections; requests under way fail."""
-        remotes, self._remotes = self._remotes, {}
-        await asyncio.gather(*(remote.close() for remote in remotes.values()))
+    async def initialize(self, key: ShareKey, state_epoch: int, start_offset: int) -> None:
+        """Begin a share-partition, or begin it anew; returns when that is durable."""
+        await self._repeat(key, lambda coordinator: coordinator.initialize(key, state_epoch, start_offset))
+
+    async def delete(self, key: ShareKey) -> None:
+        """Forget a share-partition; returns when that is durable."""
+        await self._repeat(key, lambda coordinator: coordinator.delete(key))
+
+    async def summary(self, key: ShareKey) -> Summary:
+        """Where a share-partition begins, and how far its readers have got."""
+        return await self._repeat(key, lambda coordinator: coordinator.summary(key))
 
     async def _repeat(self, key: ShareKey, ask: Callable[[Coordinator], Awaitable[T]]) -> T:
         async def attempt(_seconds_left: float) -> T:
@@ -96,28 +115,15 @@ class Persister:
     async def _coordinator(self, key: ShareKey) -> Coordinator:
         topic = self._image().topic(SHARE_STATE_TOPIC) or await self._ensure_topic(SHARE_STATE_TOPIC)
         leader = topic.partitions[partition_for(key, len(topic.partitions))].leader
-        if leader == self._broker_id:
-            return self._local
-        endpoint = inter_broker_endpoint(self._image(), leader, self._listener)
-        if endpoint is None:
-            raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{SHARE_STATE_TOPIC}: a partition has no leader")
-        remote = self._remotes.get(leader)
-        if remote is None or remote.endpoint != endpoint:
-            if remote is not None:
-                await remote.close()
-            remote = self._remotes[leader] = _Remote(endpoint, self._broker_id, self._clock)
-        return remote
+        return self._local if leader == self._broker_id else _Remote(leader, self._peers)
 
 
 class _Remote:
     """The coordinator on another broker."""
 
-    def __init__(self, endpoint: Endpoint, broker_id: int, clock: Clock) -> None:
-        self.endpoint = endpoint
+    def __init__(self, broker_id: int, peers: Peers) -> None:
         self._broker_id = broker_id
-        self._clock = clock
-        self._connection: Connection | None = None
-        self._opening = asyncio.Lock()
+        self._peers = peers
 
     async def read(self, key: ShareKey, leader_epoch: int) -> Snapshot:
         asked = ReadShareGroupStateRequest.PartitionData(partition=key.partition, leader_epoch=leader_epoch)
@@ -157,32 +163,31 @@ class _Remote:
         topic = WriteShareGroupStateRequest.WriteStateData(topic_id=key.topic_id, partitions=[news])
         await self._ask(WriteShareGroupStateRequest(group_id=key.group_id, topics=[topic]), _WRITE_VERSION)
 
-    async def close(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            await connection.close()
+    async def initialize(self, key: ShareKey, state_epoch: int, start_offset: int) -> None:
+        asked = InitializeShareGroupStateRequest.PartitionData(
+            partition=key.partition, state_epoch=state_epoch, start_offset=start_offset
+        )
+        topic = InitializeShareGroupStateRequest.InitializeStateData(topic_id=key.topic_id, partitions=[asked])
+        await self._ask(InitializeShareGroupStateRequest(group_id=key.group_id, topics=[topic]), _INITIALIZE_VERSION)
+
+    async def delete(self, key: ShareKey) -> None:
+        asked = DeleteShareGroupStateRequest.PartitionData(partition=key.partition)
+        topic = DeleteShareGroupStateRequest.DeleteStateData(topic_id=key.topic_id, partitions=[asked])
+        await self._ask(DeleteShareGroupStateRequest(group_id=key.group_id, topics=[topic]), _DELETE_VERSION)
+
+    async def summary(self, key: ShareKey) -> Summary:
+        asked = ReadShareGroupStateSummaryRequest.PartitionData(partition=key.partition)
+        topic = ReadShareGroupStateSummaryRequest.ReadStateSummaryData(topic_id=key.topic_id, partitions=[asked])
+        found = await self._ask(
+            ReadShareGroupStateSummaryRequest(group_id=key.group_id, topics=[topic]), _SUMMARY_VERSION
+        )
+        return Summary(found.state_epoch, found.leader_epoch, found.start_offset, found.delivery_complete_count)
 
     async def _ask(self, request: Request, version: int) -> Any:
         """The only result in the response; ApiError where it says so."""
-        connection = await self._connected()
-        response = await connection.request(request, version, timeout_ms=round(TIMEOUT_S * 1000))
+        response = await self._peers.request(self._broker_id, request, version, round(TIMEOUT_S * 1000))
         (topic,) = response.results
         (found,) = topic.partitions
         if found.error_code:
             raise ApiError(ErrorCode(found.error_code), found.error_message or "")
         return found
-
-    async def _connected(self) -> Connection:
-        async with self._opening:
-            if self._connection is not None and self._connection.is_closed:
-                await self.close()
-            if self._connection is None:
-                self._connection = await Connection.open(
-                    self.endpoint.host,
-                    self.endpoint.port,
-                    client_id=client_id(self._broker_id),
-                    timeout_ms=CONNECT_TIMEOUT_MS,
-                    clock=self._clock,
-                    negotiate=False,
-                )
-            return self._connection

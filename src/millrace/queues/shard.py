@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection
-from enum import Enum
 from typing import Final
 from uuid import UUID
 
@@ -20,6 +19,7 @@ from millrace.queues import records, state
 from millrace.queues.records import ShareKey, Snapshot, Update
 from millrace.queues.settings import CoordinatorSettings
 from millrace.queues.state import ShareState, Write
+from millrace.replication.sharded import WRITE_ERRORS, ShardState
 from millrace.replication.state_topic import StateTopic
 from millrace.replication.state_writer import StateWriter
 
@@ -29,24 +29,10 @@ _PER_BATCH: Final = 500
 """Records that are written together when many share-partitions change at once."""
 
 # What a failed write to the log means to a leader that asked for it.
-_WRITE_ERRORS: Final = {
-    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: ErrorCode.COORDINATOR_NOT_AVAILABLE,
-    ErrorCode.NOT_ENOUGH_REPLICAS: ErrorCode.COORDINATOR_NOT_AVAILABLE,
-    ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND: ErrorCode.COORDINATOR_NOT_AVAILABLE,
-    ErrorCode.REQUEST_TIMED_OUT: ErrorCode.COORDINATOR_NOT_AVAILABLE,
-    ErrorCode.NOT_LEADER_OR_FOLLOWER: ErrorCode.NOT_COORDINATOR,
-    ErrorCode.KAFKA_STORAGE_ERROR: ErrorCode.NOT_COORDINATOR,
+_WRITE_ERRORS: Final = WRITE_ERRORS | {
     ErrorCode.MESSAGE_TOO_LARGE: ErrorCode.UNKNOWN_SERVER_ERROR,
     ErrorCode.RECORD_LIST_TOO_LARGE: ErrorCode.UNKNOWN_SERVER_ERROR,
 }
-
-
-class ShardState(Enum):
-    """Whether a shard can be asked."""
-
-    LOADING = "loading"
-    ACTIVE = "active"
-    CLOSED = "closed"
 
 
 class ShareShard:
@@ -96,11 +82,12 @@ class ShareShard:
             log.exception("%r has failed", self)
             self.close()
 
-    def close(self) -> None:
+    def close(self) -> tuple[()]:
         """Answer everybody who waits with NOT_COORDINATOR, and stop. The task is the coordinator's to cancel."""
         self.state = ShardState.CLOSED
         self.loaded.set()
         self._writer.close(ErrorCode.NOT_COORDINATOR)
+        return ()
 
     async def _load(self) -> None:
         async for record in self._topic.replay(self.index):

@@ -2,7 +2,9 @@
 
 Everything here runs on the loop. Reading and acquiring are one synchronous step. Writes of state go one after another,
 each with everything that came up while the one before was under way; an acknowledgement is answered when its write is.
-Not here: decisions (`acquisition`), which share-partitions there are (`share_partitions`), sessions (`sessions`).
+Dead letters go one after another, too, and a record is archived when its letter is committed.
+Not here: decisions (`acquisition`), which share-partitions there are (`share_partitions`), sessions (`sessions`),
+writing dead letters (`dead_letter_office`).
 
 Invariants: the window lives as long as one leadership, and was loaded in it: an earlier leader that still writes is
 fenced by the coordinator, which tells it here, and the share-partition closes.
@@ -12,36 +14,43 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
-from millrace.errors import ApiError, ErrorCode
+from millrace.errors import ApiError, ErrorCode, MillraceError
 from millrace.queues.acquisition import (
     AcknowledgeBatch,
     Acknowledgement,
     Acquired,
     AcquireMode,
     Changes,
+    DeadLetter,
     LogBatch,
     Window,
 )
 from millrace.queues.batches import StateBatch, combine
+from millrace.queues.dead_letter_office import Office
 from millrace.queues.records import ShareKey, Snapshot
 from millrace.queues.settings import QueueSettings
 from millrace.queues.state import NO_START, Write
 from millrace.records.batch import Batch, split
+from millrace.storage.compaction import AbortedBatches
 
 if TYPE_CHECKING:
     from millrace.clock import Clock, Timer
     from millrace.replication.partition import Partition
+    from millrace.storage.recovery import LogPosition
 
 log = logging.getLogger(__name__)
 
 _MIN_READ_BYTES: Final = 8 * 1024
 _MAX_EMPTY_READS: Final = 16
-"""Reads that gave nobody anything, one after another, before a fetch rather waits: gaps, and markers."""
+"""Reads that gave nobody anything, one after another, before others get their turn: gaps, aborted transactions."""
 _RETRY_S: Final = 0.2
+_MAX_RETRY_S: Final = 30.0
+"""A dead-letter topic that cannot be written is tried again this often: nothing is given up for it."""
 
 # What a failed read or write of the state means to a member.
 _STATE_ERRORS: Final = {
@@ -93,6 +102,7 @@ class SharePartition:
         partition: Partition,
         *,
         persister: Persister,
+        office: Office,
         settings: Callable[[], QueueSettings],
         clock: Clock,
     ) -> None:
@@ -104,6 +114,7 @@ class SharePartition:
         self.error: ApiError | None = None
         """Why the share-partition is closed."""
         self._persister = persister
+        self._office = office
         self._settings = settings
         self._clock = clock
         self._window = Window(0, settings().limits)
@@ -111,6 +122,8 @@ class SharePartition:
         self._waiting: list[tuple[Acknowledgement, asyncio.Future[None]]] = []
         self._to_store: list[StateBatch] = []
         self._writing: asyncio.Task[None] | None = None
+        self._letters: deque[DeadLetter] = deque()
+        self._posting: asyncio.Task[None] | None = None
         self._timer: Timer | None = None
         self._timer_due_ms = 0
         self._bytes_per_record = 256.0
@@ -160,9 +173,20 @@ class SharePartition:
         waiting, self._waiting = self._waiting, []
         for _, done in waiting:
             _fail(done, error)
-        if self._writing is not None:
-            self._writing.cancel()
+        for task in (self._writing, self._posting):
+            if task is not None:
+                task.cancel()
         self._wake()
+
+    async def written(self) -> None:
+        """Return when there is nothing left to store, or it is closed."""
+        while self.error is None and self._writing is not None:
+            await asyncio.wait([self._writing])
+
+    async def settled(self) -> None:
+        """Return when there is nothing left to store and no dead letter left to write, or it is closed."""
+        while self.error is None and (task := self._posting or self._writing) is not None:
+            await asyncio.wait([task])
 
     def _check_open(self) -> None:
         if self.error is not None:
@@ -175,33 +199,50 @@ class SharePartition:
     def fetch(self, member_id: str, terms: FetchTerms) -> Fetched:
         """Acquire records for a member, as many as there are now; ApiError."""
         self._check_open()
-        self._window.limits = self._settings().limits
+        settings = self._settings()
+        window = self._window
+        window.limits = settings.limits
         if terms.max_records <= 0:
             return Fetched()
+        now_ms = self._now_ms()
+        end = self._end(settings)
         for _ in range(_MAX_EMPTY_READS):
-            offset = self._readable_offset()
+            offset = self._readable_offset(end, now_ms)
             if offset is None:
                 break
-            data = self._read(offset, terms)
-            batches = list(split(data))
+            data, batches, log_batches = self._read(offset, end, terms, settings)
             if not batches:
                 break
-            acquired = self._window.acquire(
+            acquired = window.acquire(
                 member_id,
-                [
-                    LogBatch(each.header.base_offset, each.header.last_offset, not each.header.is_control)
-                    for each in batches
-                ],
+                log_batches,
                 fetch_offset=offset,
                 max_records=terms.max_records,
-                now_ms=self._now_ms(),
+                now_ms=now_ms,
                 batch_size=terms.batch_size,
                 mode=terms.mode,
             )
             if acquired:
-                self._arm(self._now_ms() + self._window.limits.lock_ms)
+                self._arm(now_ms + window.limits.lock_ms)
                 return Fetched(_cut(data, batches, acquired), acquired)
+        else:
+            # There is more to pass over: a fetch that waits goes on when the others have had their turn.
+            asyncio.get_running_loop().call_soon(self._wake)
         return Fetched()
+
+    def readable_bytes(self) -> int:
+        """About how much a fetch would find, for one that waits for more than a record; ApiError."""
+        self._check_open()
+        settings = self._settings()
+        self._window.limits = settings.limits
+        end = self._end(settings)
+        offset = self._readable_offset(end, self._now_ms())
+        if offset is None:
+            return 0
+        begin = self.partition.log.position_of(offset)
+        if begin.segment_base == end.segment_base:
+            return end.position_bytes - begin.position_bytes
+        return self.partition.log.config.segment_bytes  # a segment lies between: that is more than anybody waits for
 
     async def acknowledge(self, member_id: str, batches: Sequence[AcknowledgeBatch]) -> None:
         """Take a member's word for its records; returns when that is stored. Cancellation does not take it back."""
@@ -216,22 +257,43 @@ class SharePartition:
         self._check_open()
         await self._stored(self._window.release(member_id))
 
-    def _readable_offset(self) -> int | None:
-        """The next offset to read that the log has; None where there is nothing to give."""
-        window, partition = self._window, self.partition
-        if partition.log.start_offset > window.start_offset:
-            window.move_log_start(partition.log.start_offset)
-        offset = window.next_fetch_offset(self._now_ms())
-        return None if offset is None or offset >= partition.committed.offset else offset
+    def _end(self, settings: QueueSettings) -> LogPosition:
+        """Where members may read up to."""
+        partition = self.partition
+        if settings.reads_committed:
+            unstable = partition.log.first_unstable_offset
+            if unstable is not None and unstable < partition.high_watermark.offset:
+                return partition.log.position_of(unstable)
+        return partition.committed
 
-    def _read(self, offset: int, terms: FetchTerms) -> bytes | memoryview:
+    def _readable_offset(self, end: LogPosition, now_ms: int) -> int | None:
+        """The next offset to read that the log has; None where there is nothing to give."""
+        window, log_start = self._window, self.partition.log.start_offset
+        if log_start > window.start_offset:
+            window.move_log_start(log_start)
+        offset = window.next_fetch_offset(now_ms)
+        return None if offset is None or offset >= end.offset else offset
+
+    def _read(
+        self, offset: int, end: LogPosition, terms: FetchTerms, settings: QueueSettings
+    ) -> tuple[bytes | memoryview, list[Batch], list[LogBatch]]:
+        """Batches from the one that holds `offset` on, as bytes, and as the window sees them."""
+        source = self.partition.log
         # A member asks for megabytes and for few records: what it will not get need not be read.
         likely = int(terms.max_records * self._bytes_per_record * 1.5)
         size = min(terms.max_bytes, max(likely, _MIN_READ_BYTES))
-        read = self.partition.read(offset, size, at_least_one=True)
+        read = source.read(offset, size, limit=end, at_least_one=True)
         if read.next_offset > offset:
             self._bytes_per_record += (len(read.data) / (read.next_offset - offset) - self._bytes_per_record) / 8
-        return read.data
+        batches = list(split(read.data))
+        aborted = AbortedBatches(
+            source.aborted_transactions(offset, read.next_offset) if settings.reads_committed else ()
+        )
+        seen = [
+            LogBatch(header.base_offset, header.last_offset, not (header.is_control or header in aborted))
+            for header, _ in batches
+        ]
+        return read.data, batches, seen
 
     # --------------------------------------------------------------------------------------------------------- storing
 
@@ -295,9 +357,10 @@ class SharePartition:
 
     def _carry_out(self, changes: Changes) -> None:
         """Have stored what changed, and tell whoever waits for records."""
-        for letter in changes.dead_letters:
-            # Nobody copies them yet: a letter that another broker left behind must not hold the window for ever.
-            changes.store.extend(self._window.dead_lettered(letter).store)
+        if changes.dead_letters:
+            self._letters.extend(changes.dead_letters)
+            if self._posting is None and self.error is None:
+                self._posting = asyncio.get_running_loop().create_task(self._post(), name=f"letters of {self.key}")
         if changes.store:
             self._to_store.extend(changes.store)
             self._begin_writing()
@@ -305,6 +368,35 @@ class SharePartition:
             self._wake()
             if self._window.limits.backoff_ms:
                 self._arm_for_all()
+
+    async def _post(self) -> None:
+        """Write dead letters, however often it takes: what cannot be written stays, and holds the window."""
+        retry_s = _RETRY_S
+        try:
+            while self._letters and self.error is None:
+                letter = self._letters[0]
+                last_offset = await self._deliver(letter, retry_s)
+                if last_offset is None:
+                    await self._clock.sleep(retry_s)
+                    retry_s = min(retry_s * 2, _MAX_RETRY_S)
+                    continue
+                retry_s = _RETRY_S
+                if last_offset < letter.last_offset:
+                    self._letters[0] = letter._replace(first_offset=last_offset + 1)
+                else:
+                    self._letters.popleft()
+                self._carry_out(self._window.dead_lettered(letter._replace(last_offset=last_offset)))
+        finally:
+            self._posting = None
+
+    async def _deliver(self, letter: DeadLetter, retry_s: float) -> int | None:
+        try:
+            return await self._office.deliver(self.key, self.partition, letter, self._settings())
+        except MillraceError as error:
+            log.warning("%r tries its dead letters again in %.1f s: %s", self, retry_s, error)
+        except Exception:
+            log.exception("%r tries its dead letters again in %.1f s", self, retry_s)
+        return None
 
     # ------------------------------------------------------------------------------------------------------------ time
 

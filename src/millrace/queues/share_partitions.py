@@ -1,6 +1,10 @@
 """Every share-partition of a broker: made and loaded when a member first asks, closed when the leadership is over.
 
 Owner of the share-partitions. Handlers call it. Not here: what happens inside one (`share_partition`).
+
+Invariants: when the last session of a group ends here its share-partitions are let go, once what its members held is
+released: without members a group may be reset or deleted, and whoever comes next must read the state anew. Until what
+the old ones had to store is stored, nobody does.
 """
 
 from __future__ import annotations
@@ -8,15 +12,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final
 from uuid import UUID
 
 from millrace.clock import Clock
+from millrace.cluster.channel import within
 from millrace.errors import ApiError, ErrorCode
+from millrace.queues.dead_letter_office import Office
 from millrace.queues.records import ShareKey
-from millrace.queues.sessions import ShareSessions, TopicPartitionId
+from millrace.queues.sessions import ShareSessions
 from millrace.queues.settings import QueueSettings
 from millrace.queues.share_partition import Persister, SharePartition
 from millrace.replication.partition import Partition
+
+_FAREWELL_S: Final = 5.0
+"""How long a new member waits until what the last ones left behind is stored."""
 
 
 class SharePartitions:
@@ -27,31 +38,43 @@ class SharePartitions:
         *,
         find: Callable[[UUID, int], Partition],
         persister: Persister,
+        office: Office,
         settings_of: Callable[[str], QueueSettings],
-        is_member: Callable[[str, str], bool],
         max_sessions: int,
         clock: Clock,
     ) -> None:
         """`find` raises what a client is told where this broker does not lead a partition."""
         self.sessions = ShareSessions(max_sessions)
         self.settings_of = settings_of
-        self.is_member = is_member
-        """Whether a member belongs to a group, as far as this broker can tell."""
         self._find = find
         self._persister = persister
+        self._office = office
         self._clock = clock
         self._partitions: dict[ShareKey, SharePartition] = {}
         self._loading: dict[ShareKey, asyncio.Task[SharePartition]] = {}
-        self._releases: set[asyncio.Task[None]] = set()
+        self._farewells: dict[str, _Farewell] = {}
+        """Groups of which sessions have ended, until what their members held is released."""
         self._closed = False
 
     def __repr__(self) -> str:
         return f"<{len(self._partitions)} share-partitions, {self.sessions!r}>"
 
+    def loaded(self, key: ShareKey) -> SharePartition | None:
+        """A share-partition, if it can be used at once; `get` says what is the matter where it cannot."""
+        found = self._partitions.get(key)
+        if found is None or found.error is not None or found.leader_epoch != found.partition.leader_epoch:
+            return None
+        farewell = self._farewells.get(key.group_id)
+        return None if farewell is not None and farewell.is_last else found
+
     async def get(self, key: ShareKey) -> SharePartition:
         """A share-partition, loaded; ApiError. Cancellation does not stop the loading: others may wait for it."""
         if self._closed:
             raise ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "the broker is shutting down")
+        farewell = self._farewells.get(key.group_id)
+        if farewell is not None and farewell.is_last:
+            farewell.somebody_came.set()
+            await within(self._clock, asyncio.shield(farewell.task), _FAREWELL_S)
         partition = self._find(key.topic_id, key.partition)
         found = self._partitions.get(key)
         if found is not None:
@@ -67,8 +90,21 @@ class SharePartitions:
         return await asyncio.shield(loading)
 
     def end_session(self, group_id: str, member_id: str) -> None:
-        """A member is done here: what it holds is released in the background."""
-        self._release(group_id, member_id, self.sessions.end(group_id, member_id))
+        """A member is done here, or left its group: what it holds is released in the background."""
+        if not self.sessions.end(group_id, member_id) or self._closed:
+            return
+        farewell = self._farewells.get(group_id)
+        if farewell is None:
+            task = asyncio.get_running_loop().create_task(self._see_off(group_id), name=f"farewells of {group_id}")
+            farewell = self._farewells[group_id] = _Farewell(task)
+        farewell.leavers.append(member_id)
+        if not self.sessions.has_members(group_id):
+            farewell.is_last = True
+
+    def connection_lost(self, group_id: str, member_id: str, connection: object) -> None:
+        """The session of a member ends with the connection on which it began."""
+        if self.sessions.is_bound(group_id, member_id, connection):
+            self.end_session(group_id, member_id)
 
     def unled(self, topic_id: UUID, indexes: Iterable[int]) -> None:
         """This broker does not lead these partitions any more, or leads them in another epoch."""
@@ -83,19 +119,22 @@ class SharePartitions:
         error = ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "the broker is shutting down")
         for key in list(self._partitions):
             self._drop(key, error)
-        for task in (*self._loading.values(), *self._releases):
+        for task in (*self._loading.values(), *(each.task for each in self._farewells.values())):
             task.cancel()
 
     async def stop(self) -> None:
         """Return when nothing runs any more."""
         self.begin_closing()
-        await asyncio.gather(*self._loading.values(), *self._releases, return_exceptions=True)
+        await asyncio.gather(
+            *self._loading.values(), *(each.task for each in self._farewells.values()), return_exceptions=True
+        )
 
     async def _load(self, key: ShareKey, partition: Partition) -> SharePartition:
         made = SharePartition(
             key,
             partition,
             persister=self._persister,
+            office=self._office,
             settings=lambda: self.settings_of(key.group_id),
             clock=self._clock,
         )
@@ -108,13 +147,52 @@ class SharePartitions:
     def _drop(self, key: ShareKey, error: ApiError) -> None:
         self._partitions.pop(key).close(error)
 
-    def _release(self, group_id: str, member_id: str, partitions: Iterable[TopicPartitionId]) -> None:
-        for topic_id, index in partitions:
-            found = self._partitions.get(ShareKey(group_id, topic_id, index))
-            if found is not None and found.error is None:
-                task = asyncio.get_running_loop().create_task(_released(found, member_id))
-                self._releases.add(task)
-                task.add_done_callback(self._releases.discard)
+    async def _see_off(self, group_id: str) -> None:
+        """Release what members held that are gone; with the last of them, let go of the group's share-partitions."""
+        farewell = self._farewells[group_id]
+        try:
+            while farewell.leavers:
+                leavers, farewell.leavers = farewell.leavers, []
+                # Of all share-partitions: a member may hold records of one that its session does not read any more.
+                led = [found for key, found in self._partitions.items() if key.group_id == group_id]
+                await asyncio.gather(*(_released(found, member_id) for found in led for member_id in leavers))
+            if farewell.is_last:
+                await self._let_go(group_id, farewell)
+        finally:
+            del self._farewells[group_id]
+
+    async def _let_go(self, group_id: str, farewell: _Farewell) -> None:
+        left = {key: found for key, found in self._partitions.items() if key.group_id == group_id}
+        # Dead letters are still written: otherwise they would wait for the next member. If one comes, they are left to
+        # what it loads, but not writes of state: those would come after what it reads.
+        settled = asyncio.ensure_future(_settled(left.values()))
+        came = asyncio.ensure_future(farewell.somebody_came.wait())
+        try:
+            await asyncio.wait({settled, came}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.gather(*(found.written() for found in left.values()))
+        finally:
+            settled.cancel()
+            came.cancel()
+        error = ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "the group had no members here any more")
+        for key, found in left.items():
+            if self._partitions.get(key) is found:
+                self._drop(key, error)
+
+
+@dataclass(slots=True, eq=False)
+class _Farewell:
+    """Members of a group that are gone, and whether they were the last."""
+
+    task: asyncio.Task[None]
+    leavers: list[str] = field(default_factory=list)
+    is_last: bool = False
+    somebody_came: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+async def _settled(partitions: Iterable[SharePartition]) -> bool:
+    for partition in partitions:
+        await partition.settled()
+    return True
 
 
 async def _released(partition: SharePartition, member_id: str) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final
 
 from millrace.errors import ApiError, ErrorCode
@@ -45,6 +46,16 @@ class ShareState:
 
 
 @dataclass(frozen=True, slots=True)
+class Summary:
+    """A share-partition in short."""
+
+    state_epoch: int = 0
+    leader_epoch: int = 0
+    start_offset: int = NO_START
+    completed: int = NO_COUNT
+
+
+@dataclass(frozen=True, slots=True)
 class Write:
     """A leader's news of a share-partition."""
 
@@ -55,6 +66,7 @@ class Write:
     completed: int = NO_COUNT
 
 
+@lru_cache(maxsize=10_000)
 def partition_for(key: ShareKey, partitions: int) -> int:
     """Which partition of the state topic keeps a share-partition, as Kafka chooses it."""
     value = java_hash(str(key))

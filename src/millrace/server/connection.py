@@ -102,6 +102,8 @@ class Connection(asyncio.Protocol):
         self._in_line = False
         self._partial_bytes = 0
         self._draining = False
+        self.on_lost: dict[object, Callable[[], None]] = {}
+        """What handlers bound to this connection; each is called once it is gone."""
         self.served = 0
         self.idle_since_mark = True
         """No request has arrived since the listener last looked; it closes what stays so for too long."""
@@ -149,6 +151,8 @@ class Connection(asyncio.Protocol):
             self._budget.end_serving(reply.size_bytes)
         self._replies.clear()
         self._transport = None
+        for tell in tuple(self.on_lost.values()):
+            tell()
         self._on_closed(self)
 
     def data_received(self, data: bytes) -> None:
@@ -276,7 +280,7 @@ class Connection(asyncio.Protocol):
             self._answer_now(api_versions.unsupported(header.correlation_id), size_bytes)
             return
         request = api.decode(version, frame, pos)
-        context = RequestContext(self._services, header, version, self._host, self._listener)
+        context = RequestContext(self._services, header, version, self._host, self._listener, self)
         try:
             result = api.handler(context, request)
             if not isinstance(result, CoroutineType | Promise):

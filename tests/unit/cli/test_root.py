@@ -18,6 +18,7 @@ SUBCOMMANDS = [
     *([noun] for noun in NOUNS),
     *(["topics", verb] for verb in ("create", "list", "describe", "alter", "delete")),
     *(["groups", verb] for verb in ("list", "describe", "reset", "delete")),
+    *(["queues", verb] for verb in ("list", "describe", "reset")),
     *(["pipeline", verb] for verb in ("list", "show", "copy", "run")),
     *(["cluster", verb] for verb in ("describe", "elect", "reassign", "remove")),
     ["log", "dump"],
@@ -37,7 +38,7 @@ def test_every_command_has_help(words: list[str], capsys: pytest.CaptureFixture[
     assert run([*words, "--help"]) == 0
     out = capsys.readouterr().out
     assert f"Usage: millrace {' '.join(words)}" in out
-    if words not in (["topics"], ["groups"], ["log"], ["pipeline"], ["cluster"]):
+    if words not in (["topics"], ["groups"], ["queues"], ["log"], ["pipeline"], ["cluster"]):
         assert "Example" in out
 
 
@@ -52,7 +53,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"millrace {__version__}\n"
 
 
-@pytest.mark.parametrize("argv", [[], ["topics"], ["groups"], ["log"], ["cluster"]], ids=" ".join)
+@pytest.mark.parametrize("argv", [[], ["topics"], ["groups"], ["queues"], ["log"], ["cluster"]], ids=" ".join)
 def test_a_bare_noun_shows_its_help_once(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(argv) == 2
     captured = capsys.readouterr()
@@ -83,6 +84,8 @@ def test_a_bare_noun_shows_its_help_once(argv: list[str], capsys: pytest.Capture
         (["consume", "t", "--group", "g", "--from-offset", "3"], "millrace groups reset"),
         (["consume", "t", "--from-time", "whenever"], "is no time"),
         (["consume", "t", "--format", "{no}"], "no field '{no}'"),
+        (["groups", "list", "--type", "modern"], "--type is classic, consumer, share or streams, not 'modern'"),
+        (["groups", "list", "--state", "idle"], "--state is empty, stable,"),
         (["groups", "reset", "g", "--all-topics"], "give one of --to-earliest"),
         (["groups", "reset", "g", "--to-latest"], "give either --topic or --all-topics"),
         (["topics", "list", "--bootstrap", "nowhere"], "--bootstrap wants HOST:PORT"),

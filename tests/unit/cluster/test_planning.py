@@ -114,6 +114,10 @@ def test_names_that_are_taken() -> None:
         (NewTopic("a", configs=(("retention.ms", None),)), ErrorCode.INVALID_CONFIG),
         (NewTopic("a", configs=(("no.such", "1"),)), ErrorCode.INVALID_CONFIG),
         (NewTopic("a", configs=(("log.retention.ms", "1"),)), ErrorCode.INVALID_CONFIG),
+        (
+            NewTopic("a", configs=(("min.compaction.lag.ms", "2"), ("max.compaction.lag.ms", "1"))),
+            ErrorCode.INVALID_CONFIG,
+        ),
     ],
 )
 def test_topics_that_cannot_be(topic: NewTopic, code: ErrorCode) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import uuid
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.groups.assignors import ASSIGNORS, Assignment, Subscriber, range_, uniform
+from millrace.groups.assignors import ASSIGNORS, NO_RACKS, Assignment, Subscriber, range_, uniform
 
 A, B, C = (uuid.UUID(int=number) for number in (1, 2, 3))
 
@@ -59,6 +60,36 @@ def test_uniform_drops_partitions_and_topics_that_are_gone() -> None:
     assert uniform([member("x", A, B, a=(0, 7), c=(0,))], {A: 2}) == {"x": {A: (0, 1)}}
 
 
+def in_rack(rack_id: str, name: str, a: tuple[int, ...] = ()) -> Subscriber:
+    return replace(member(name, A, a=a), rack_id=rack_id)
+
+
+EAST_AND_WEST = {A: [{"east"}, {"west"}] * 3}
+"""Even partitions have their replica in the east, odd ones in the west."""
+
+
+def test_uniform_gives_what_is_near() -> None:
+    after = uniform([in_rack("west", "x"), in_rack("east", "y")], {A: 6}, EAST_AND_WEST)
+    assert after == {"x": {A: (1, 3, 5)}, "y": {A: (0, 2, 4)}}
+
+
+def test_uniform_keeps_what_is_near() -> None:
+    before = [in_rack("west", "x", a=(0, 1, 2, 3, 4, 5)), in_rack("east", "y")]
+    after = uniform(before, {A: 6}, EAST_AND_WEST)
+    assert after == {"x": {A: (1, 3, 5)}, "y": {A: (0, 2, 4)}}
+
+
+def test_uniform_shares_evenly_whatever_the_racks_are() -> None:
+    before = [in_rack("west", "x"), in_rack("west", "y"), in_rack("nowhere", "z"), member("somewhere", A)]
+    after = uniform(before, {A: 6}, EAST_AND_WEST)
+    assert sizes(after) == [1, 1, 2, 2]
+
+
+def test_uniform_moves_nothing_for_a_rack_alone() -> None:
+    before = [in_rack("west", "x", a=(0, 2, 4)), in_rack("east", "y", a=(1, 3, 5))]
+    assert moved(before, uniform(before, {A: 6}, EAST_AND_WEST)) == 0
+
+
 def test_uniform_with_unlike_subscriptions() -> None:
     after = uniform([member("x", A), member("y", A, B), member("z", B)], {A: 4, B: 2})
     assert sizes(after) == [2, 2, 2]
@@ -90,8 +121,8 @@ def test_range_with_more_members_than_partitions() -> None:
 
 @pytest.mark.parametrize("name", list(ASSIGNORS))
 def test_nobody_and_nothing(name: str) -> None:
-    assert ASSIGNORS[name]([], {A: 3}) == {}
-    assert ASSIGNORS[name]([member("x")], {A: 3}) == {"x": {}}
+    assert ASSIGNORS[name]([], {A: 3}, NO_RACKS) == {}
+    assert ASSIGNORS[name]([member("x")], {A: 3}, NO_RACKS) == {"x": {}}
 
 
 TOPICS = st.sets(st.sampled_from((A, B, C)))
@@ -102,12 +133,19 @@ TARGETS = st.dictionaries(st.sampled_from((A, B, C)), st.sets(st.integers(0, 8))
     members=st.lists(st.tuples(TOPICS, TARGETS), min_size=1, max_size=8),
     counts=st.dictionaries(st.sampled_from((A, B, C)), st.integers(1, 9)),
     name=st.sampled_from(list(ASSIGNORS)),
+    racks=st.lists(st.sampled_from((None, "east", "west")), min_size=8, max_size=8),
 )
 def test_every_partition_goes_to_one_subscriber(
-    members: list[tuple[set[uuid.UUID], dict[uuid.UUID, tuple[int, ...]]]], counts: dict[uuid.UUID, int], name: str
+    members: list[tuple[set[uuid.UUID], dict[uuid.UUID, tuple[int, ...]]]],
+    counts: dict[uuid.UUID, int],
+    name: str,
+    racks: list[str | None],
 ) -> None:
-    subscribers = [Subscriber(f"m{number}", topics, target) for number, (topics, target) in enumerate(members)]
-    assignment = ASSIGNORS[name](subscribers, counts)
+    subscribers = [
+        Subscriber(f"m{number}", topics, target, rack_id=rack_id)
+        for number, ((topics, target), rack_id) in enumerate(zip(members, racks, strict=False))
+    ]
+    assignment = ASSIGNORS[name](subscribers, counts, {topic: [{"east"}, {"west", "east"}] for topic in counts})
     given_out = [
         (topic, index) for target in assignment.values() for topic, indices in target.items() for index in indices
     ]

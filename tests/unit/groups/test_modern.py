@@ -8,6 +8,7 @@ from uuid import UUID
 
 import pytest
 
+from millrace.cluster.image import ClusterImage
 from millrace.errors import ApiError, ErrorCode
 from millrace.groups.effects import LeaveRequest, Protocol, SyncRequest, TimerKind
 from millrace.groups.group import GroupState
@@ -17,6 +18,7 @@ from millrace.groups.modern_records import Held, HeldRecord, MemberState, Topics
 from millrace.groups.modern_step import MAX_PATTERNS
 from millrace.groups.settings import GroupSettings, GroupTimes
 from millrace.groups.subscription import Subscription, read_assignment
+from millrace.metadata.deltas import BrokerRegistered, PartitionState, TopicCreated
 from millrace.wire.codec import encode
 from support.groups import join_request
 from support.modern_groups import ModernBench, Refused, add_partitions, add_topic, drop_topic, image_of, state_of
@@ -360,6 +362,37 @@ def test_reading_offsets_in_the_epoch_of_the_member(bench: ModernBench) -> None:
         with pytest.raises(ApiError) as refused:
             check_fetch(bench.group, member_id, epoch)
         assert code_of(refused) is expected
+
+
+def test_an_assignment_is_told_until_the_member_says_that_it_has_it(bench: ModernBench) -> None:
+    joined = bench.join("m1", "orders")
+    had = joined.assignment
+    assert had is not None
+    bench.heartbeat("m1", 1, owned=had)
+    assert bench.heartbeat("m1", 1).assignment is None
+    bench.join("m2", "orders")
+    told = bench.heartbeat("m1", 1).assignment
+    assert told is not None
+    assert told != had
+    # The answer may have been lost, and not every client asks again.
+    assert bench.heartbeat("m1", 1).assignment == told
+    assert bench.heartbeat("m1", 1, owned=had).assignment == told, "it has not given up anything yet"
+    moved = bench.heartbeat("m1", 1, owned=told)
+    assert moved.assignment is None
+    assert bench.heartbeat("m1", moved.epoch).assignment is None
+
+
+def test_members_get_what_has_a_replica_in_their_rack() -> None:
+    image = ClusterImage()
+    for broker_id, rack in ((1, "east"), (2, "west")):
+        image = image.apply((BrokerRegistered(broker_id, broker_id, (), rack),))
+    there = tuple(PartitionState(replicas=(each,), isr=(each,), leader=each, leader_epoch=0) for each in (1, 2, 1, 2))
+    topic_id = UUID(int=7)
+    bench = ModernBench(image.apply((TopicCreated("orders", topic_id, there),)))
+    bench.join("m1", "orders", rack_id="west")
+    bench.join("m2", "orders", rack_id="east")
+    assert bench.group.target_of("m1") == {topic_id: (1, 3)}
+    assert bench.group.target_of("m2") == {topic_id: (0, 2)}
 
 
 # Classic members

@@ -12,10 +12,11 @@ from millrace.errors import ApiError, ErrorCode
 from millrace.groups.coordinator import GroupCoordinator
 from millrace.groups.modern import HeartbeatResult, ModernHeartbeat
 from millrace.groups.modern_group import ModernGroup
-from millrace.groups.modern_records import TargetRecord
-from millrace.groups.modern_shard import BATCH_BYTES, Surroundings, _batches
+from millrace.groups.modern_records import TargetRecord, to_entry
+from millrace.groups.modern_shard import Surroundings
 from millrace.groups.settings import GroupSettings
 from millrace.groups.shard import OffsetToCommit
+from millrace.groups.step_log import BATCH_BYTES, batches
 from millrace.replication.state_topic import breathe
 from support.modern_groups import image_of
 from support.state_topic import FakeTopic
@@ -139,7 +140,7 @@ async def test_a_deleted_group_takes_its_offsets_along(bench: Bench) -> None:
 
 def test_the_records_of_a_big_event_are_several_batches() -> None:
     records = [TargetRecord("g", f"m{number}", {ORDERS: tuple(range(1_000))}) for number in range(300)]
-    batches = list(_batches(records, BATCH_BYTES))
-    assert len(batches) == 3
-    assert sum(map(len, batches)) == 300
-    assert all(sum(len(key) + len(value or b"") for key, value in batch) < 600_000 for batch in batches)
+    written = list(batches(map(to_entry, records), BATCH_BYTES))
+    assert len(written) == 3
+    assert sum(map(len, written)) == 300
+    assert all(sum(len(key) + len(value or b"") for key, value in batch) < 600_000 for batch in written)

@@ -26,8 +26,7 @@ def test_every_handler_says_what_it_does_and_serves_only_declared_versions() -> 
 
 def test_what_brokers_say_to_each_other_is_served_and_not_advertised() -> None:
     internal = {api.key for api in registry.load().values() if api.internal}
-    not_yet = {ApiKey.SHARE_FETCH, ApiKey.SHARE_ACKNOWLEDGE}
-    assert internal == not_yet | {
+    assert internal == {
         ApiKey.ALTER_PARTITION,
         ApiKey.BROKER_HEARTBEAT,
         ApiKey.ALLOCATE_PRODUCER_IDS,

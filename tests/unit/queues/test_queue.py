@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Producer, TopicPartition
 
-from millrace.errors import ErrorCode
+from millrace.errors import ApiError, ErrorCode
 from millrace.queues.acquisition import Limits
-from millrace.queues.records import ShareKey
+from millrace.queues.batches import RecordState
+from millrace.queues.records import ShareKey, Snapshot
 from millrace.queues.settings import QueueSettings
+from millrace.queues.state import Write
 from millrace.testing import Cluster
-from millrace.wire.keys import ApiKey
-from millrace.wire.messages.api_versions import ApiVersionsRequest
-from support.queues import Member, begin, connect, coordinator_of, leader_of, let_everybody_in, refusal, taken
+from millrace.wire.messages.configs import IncrementalAlterConfigsRequest
+from support.queues import Member, begin, connect, coordinator_of, leader_of, refusal, taken
 
 ACCEPT, RELEASE, REJECT, RENEW = 1, 2, 3, 4
 LOCK_MS = 30_000
+GROUP_RESOURCE = 32
 SETTINGS = {"share.coordinator.state.topic.num.partitions": "3"}
 
 
@@ -33,7 +36,6 @@ def produce(cluster: Cluster, count: int, topic: str = "t") -> None:
 def cluster() -> Iterator[Cluster]:
     with Cluster(settings=SETTINGS) as running:
         running.create_topic("t")
-        let_everybody_in(running)
         yield running
 
 
@@ -124,12 +126,76 @@ async def test_the_end_of_a_session_releases_what_its_member_holds(cluster: Clus
     assert (await second.acknowledge((1, 1, [ACCEPT]))).error_code == ErrorCode.SHARE_SESSION_NOT_FOUND
 
 
+async def test_the_end_of_a_connection_is_the_end_of_its_sessions(cluster: Cluster, member: Member) -> None:
+    produce(cluster, 6)
+    connection, _ = await leader_of(cluster.bootstrap_servers, "t")
+    gone = Member(connection, member.key, "gone")
+    assert taken(await gone.fetch(max_records=4, mode=1)) == [(0, 3, 1)]
+    assert taken(await member.fetch()) == [(4, 5, 1)]
+    waiting = asyncio.ensure_future(member.fetch(wait_ms=20_000))
+    await connection.close()
+    assert taken(await waiting) == [(0, 3, 2)]
+    assert refusal(await member.acknowledge((0, 5, [ACCEPT]))) == 0
+    connection, _ = await leader_of(cluster.bootstrap_servers, "t")
+    async with connection:
+        gone.connection = connection
+        assert (await gone.fetch()).error_code == ErrorCode.SHARE_SESSION_NOT_FOUND
+
+
+async def test_a_session_that_moved_to_another_connection_outlives_the_first(cluster: Cluster, member: Member) -> None:
+    produce(cluster, 2)
+    connection, _ = await leader_of(cluster.bootstrap_servers, "t")
+    first = Member(connection, member.key)
+    assert taken(await first.fetch()) == [(0, 1, 1)]
+    assert taken(await member.fetch()) == []  # the same member, which begins a session anew
+    await connection.close()
+    assert refusal(await member.acknowledge((0, 1, [ACCEPT]))) == 0
+
+
+async def test_a_group_that_was_reset_while_it_had_no_members_begins_there(cluster: Cluster, member: Member) -> None:
+    produce(cluster, 9)
+    assert taken(await member.fetch()) == [(0, 8, 1)]
+    assert refusal(await member.fetch(acknowledge=[(0, 6, [ACCEPT])], epoch=-1)) == 0
+    await begin(cluster.bootstrap_servers, member.key, 3, state_epoch=1)
+    assert taken(await other(member).fetch(wait_ms=20_000)) == [(3, 8, 1)]
+
+
+async def test_a_fetch_waits_for_as_many_bytes_as_it_wants(cluster: Cluster, member: Member) -> None:
+    assert taken(await member.fetch()) == []
+    waiting = asyncio.ensure_future(member.fetch(wait_ms=20_000, min_bytes=1_000))
+    await asyncio.to_thread(produce, cluster, 2)
+    await asyncio.to_thread(produce, cluster, 200)
+    got = taken(await waiting)
+    assert got[0][0] == 0
+    assert got[-1][1] > 2, "two records were enough"
+    rest = taken(await member.fetch(wait_ms=50, min_bytes=1_000_000))
+    assert (rest or got)[-1][1] == 201
+
+
+async def test_a_coordinator_that_does_not_answer_is_no_reason_to_give_up(cluster: Cluster, member: Member) -> None:
+    class Silent:
+        async def read(self, _key: ShareKey, _leader_epoch: int) -> Snapshot:
+            raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+
+        async def write(self, _key: ShareKey, _write: Write) -> None:
+            raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+
+    (broker,) = cluster._brokers.values()
+    assert broker.services is not None
+    queues = broker.services.queues
+    persister, queues._persister = queues._persister, Silent()
+    produce(cluster, 2)
+    assert taken(await member.fetch()) == []
+    assert taken(await member.fetch(wait_ms=50)) == []
+    queues._persister = persister
+    assert taken(await member.fetch(wait_ms=20_000)) == [(0, 1, 1)]
+
+
 async def test_a_restart_keeps_what_was_accepted_and_gives_the_rest_again(cluster: Cluster, member: Member) -> None:
     produce(cluster, 10)
     assert taken(await member.fetch(max_records=8, mode=1)) == [(0, 7, 1)]
     assert refusal(await member.acknowledge((2, 5, [ACCEPT, RELEASE, ACCEPT, REJECT]))) == 0
     await asyncio.to_thread(cluster.restart)
-    let_everybody_in(cluster)
     connection, _ = await leader_of(cluster.bootstrap_servers, "t")
     async with connection:
         again = Member(connection, member.key, "again")
@@ -141,36 +207,20 @@ async def test_what_is_refused(cluster: Cluster, member: Member) -> None:
     produce(cluster, 2)
     unbegun = Member(member.connection, ShareKey("unbegun", member.key.topic_id, 0))
     (topic,) = (await unbegun.fetch()).responses
-    assert topic.partitions[0].error_code == ErrorCode.INVALID_REQUEST
+    assert topic.partitions[0].error_code == ErrorCode.UNKNOWN_SERVER_ERROR
+    assert topic.partitions[0].error_message == "the share-partition was not initialized"
     elsewhere = Member(member.connection, ShareKey("g", member.key.topic_id, 9), "b")
     (topic,) = (await elsewhere.fetch()).responses
     assert topic.partitions[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     for nameless in (Member(member.connection, member.key, ""), Member(member.connection, member.key, "x" * 37)):
         assert (await nameless.fetch()).error_code == ErrorCode.INVALID_REQUEST
-    for broker in cluster._brokers.values():
-        assert broker.services is not None
-        broker.services.queues.is_member = lambda _group, name: name == "m"
-    assert (await other(member).fetch()).error_code == ErrorCode.UNKNOWN_MEMBER_ID
     assert taken(await member.fetch()) == [(0, 1, 1)]
     assert refusal(await member.acknowledge((0, 5, [ACCEPT]))) == ErrorCode.INVALID_REQUEST
-
-
-async def test_no_client_is_told_of_it_yet() -> None:
-    with Cluster() as running:
-        running.create_topic("t")
-        async with await connect(running.bootstrap_servers) as connection:
-            offered = {each.api_key for each in (await connection.request(ApiVersionsRequest(), 3)).api_keys}
-            assert not offered & {ApiKey.SHARE_FETCH, ApiKey.SHARE_ACKNOWLEDGE, ApiKey.SHARE_GROUP_HEARTBEAT}
-        connection, topic_id = await leader_of(running.bootstrap_servers, "t")
-        async with connection:
-            refused = await Member(connection, ShareKey("g", topic_id, 0)).fetch()
-            assert refused.error_code == ErrorCode.UNKNOWN_MEMBER_ID
 
 
 async def test_another_leader_goes_on_where_the_last_one_stopped() -> None:
     with Cluster(brokers=3, settings=SETTINGS) as running:
         running.create_topic("t")
-        let_everybody_in(running)
         address = running.bootstrap_servers.split(",")[0]
         connection, topic_id = await leader_of(address, "t")
         key = ShareKey("g", topic_id, 0)
@@ -181,7 +231,7 @@ async def test_another_leader_goes_on_where_the_last_one_stopped() -> None:
             assert taken(await member.fetch(max_records=10, mode=1)) == [(0, 9, 1)]
             assert refusal(await member.acknowledge((0, 6, [ACCEPT]), (7, 7, [RELEASE]))) == 0
             leader = next(number for number, broker in running._brokers.items() if broker.port == connection.port)
-        await asyncio.to_thread(running.stop_broker, leader)
+            await asyncio.to_thread(running.stop_broker, leader)
         address = f"127.0.0.1:{next(broker.port for broker in running._brokers.values())}"
         connection, _ = await leader_of(address, "t")
         async with connection:
@@ -193,7 +243,6 @@ async def test_another_leader_goes_on_where_the_last_one_stopped() -> None:
 async def test_the_coordinator_is_another_broker_and_then_a_third_one() -> None:
     with Cluster(brokers=3, settings=SETTINGS) as running:
         running.create_topic("t")
-        let_everybody_in(running)
         address = running.bootstrap_servers.split(",")[0]
         connection, topic_id = await leader_of(address, "t")
         async with connection:
@@ -217,9 +266,95 @@ async def test_the_coordinator_is_another_broker_and_then_a_third_one() -> None:
             assert refusal(await member.acknowledge((4, 5, [ACCEPT]))) == 0
             leader = next(number for number, broker in running._brokers.items() if broker.port == connection.port)
         await asyncio.to_thread(running.start_broker, second)
-        let_everybody_in(running)
         await asyncio.to_thread(running.stop_broker, leader)
         address = f"127.0.0.1:{next(broker.port for broker in running._brokers.values())}"
         connection, _ = await leader_of(address, "t")
         async with connection:
             assert taken(await Member(connection, key, "b").fetch(wait_ms=20_000)) == [(6, 8, 1)]
+
+
+# --- dead letters -----------------------------------------------------------------------------------------------------
+
+
+def letters_of(cluster: Cluster, topic: str, count: int) -> list[tuple[bytes | None, dict[str, bytes]]]:
+    """The values of a topic's first records, and their headers."""
+    consumer = Consumer({
+        "bootstrap.servers": cluster.bootstrap_servers,
+        "group.id": "reader",
+        "auto.offset.reset": "earliest",
+        "log_level": 0,
+    })  # fmt: skip
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    found = []
+    while len(found) < count:
+        (message,) = consumer.consume(1, 30)
+        found.append((message.value(), dict(message.headers() or [])))
+    consumer.close()
+    return found
+
+
+async def configure(cluster: Cluster, group: str, **settings: str) -> None:
+    operations = [
+        IncrementalAlterConfigsRequest.AlterableConfig(name=name.replace("_", "."), config_operation=0, value=value)
+        for name, value in settings.items()
+    ]
+    resource = IncrementalAlterConfigsRequest.AlterConfigsResource(
+        resource_type=GROUP_RESOURCE, resource_name=group, configs=operations
+    )
+    async with await connect(cluster.bootstrap_servers.split(",")[0]) as connection:
+        answer = await connection.request(IncrementalAlterConfigsRequest(resources=[resource]), 1)
+    assert answer.responses[0].error_code == 0, answer.responses[0].error_message
+
+
+async def test_rejected_records_are_copied_to_the_dead_letter_topic() -> None:
+    allowed = {**SETTINGS, "errors.deadletterqueue.auto.create.topics.enable": "true"}
+    with Cluster(brokers=3, settings=allowed) as running:
+        running.create_topic("t")
+        address = running.bootstrap_servers.split(",")[0]
+        await configure(
+            running, "g", errors_deadletterqueue_topic_name="dlq.t", errors_deadletterqueue_copy_record_enable="true"
+        )
+        connection, topic_id = await leader_of(address, "t")
+        key = ShareKey("g", topic_id, 0)
+        await begin(address, key, 0)
+        await asyncio.to_thread(produce, running, 6)
+        async with connection:
+            member = Member(connection, key)
+            assert taken(await member.fetch()) == [(0, 5, 1)]
+            kinds = [ACCEPT, REJECT, RELEASE, REJECT, ACCEPT, ACCEPT]
+            assert refusal(await member.acknowledge((0, 5, kinds))) == 0
+            found = await asyncio.to_thread(letters_of, running, "dlq.t", 2)
+            assert [value for value, _ in found] == [b"1", b"3"]
+            assert [headers["__dlq.errors.offset"] for _, headers in found] == [b"1", b"3"]
+            assert {headers["__dlq.errors.topic"] for _, headers in found} == {b"t"}
+            assert taken(await member.fetch()) == [(2, 2, 2)]
+
+
+async def test_without_a_usable_topic_nothing_is_given_up(cluster: Cluster, member: Member) -> None:
+    await configure(cluster, "g", errors_deadletterqueue_topic_name="dlq.t")
+    produce(cluster, 2)
+    assert taken(await member.fetch()) == [(0, 1, 1)]
+    assert refusal(await member.acknowledge((0, 0, [REJECT]), (1, 1, [ACCEPT]))) == 0
+    (broker,) = cluster._brokers.values()
+    assert broker.services is not None
+    share = await broker.services.queues.get(member.key)
+    first = next(iter(share._window.runs()))
+    assert (first.first, first.state) == (0, RecordState.ARCHIVING)
+    cluster.create_topic("dlq.t", config={"errors.deadletterqueue.group.enable": "true"})
+    found = await asyncio.to_thread(letters_of, cluster, "dlq.t", 1)
+    assert found[0][0] is None
+    assert found[0][1]["__dlq.errors.message"] == b"rejected by its consumer"
+
+
+async def test_a_released_record_rests_before_it_is_given_out_again(cluster: Cluster, member: Member) -> None:
+    await configure(cluster, "g", share_redelivery_backoff_ms="150", share_redelivery_backoff_max_ms="10000")
+    produce(cluster, 1)
+    assert taken(await member.fetch()) == [(0, 0, 1)]
+    began_s = time.monotonic()
+    assert refusal(await member.acknowledge((0, 0, [RELEASE]))) == 0
+    assert taken(await member.fetch(wait_ms=20_000)) == [(0, 0, 2)]
+    assert time.monotonic() - began_s >= 0.15
+    began_s = time.monotonic()
+    assert refusal(await member.acknowledge((0, 0, [RELEASE]))) == 0
+    assert taken(await member.fetch(wait_ms=20_000)) == [(0, 0, 3)]
+    assert time.monotonic() - began_s >= 0.3

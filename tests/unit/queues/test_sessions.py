@@ -64,8 +64,8 @@ def test_the_last_epoch_ends_what_there_is() -> None:
             unknown()
     sessions.fetch("g", "m", 0, added=[A, B])
     assert sessions.fetch("g", "m", -1) == []
-    assert sessions.end("g", "m") == [A, B]
-    assert sessions.end("g", "m") == []
+    assert sessions.end("g", "m")
+    assert not sessions.end("g", "m")
     with refused(ErrorCode.SHARE_SESSION_NOT_FOUND):
         sessions.fetch("g", "m", 1)
 
@@ -80,3 +80,26 @@ def test_there_are_only_so_many() -> None:
     sessions.end("g", "b")
     sessions.fetch("g", "c", 0)
     assert len(sessions) == 2
+
+
+def test_a_session_belongs_to_the_connection_on_which_it_began() -> None:
+    sessions = ShareSessions(10)
+    first, second = object(), object()
+    sessions.fetch("g", "m", 0, added=[A], connection=first)
+    sessions.fetch("g", "m", 1, connection=second)
+    assert sessions.is_bound("g", "m", first)
+    assert not sessions.is_bound("g", "m", second)
+    assert not sessions.is_bound("g", "n", first)
+    sessions.fetch("g", "m", 0, added=[A], connection=second)
+    assert sessions.is_bound("g", "m", second)
+
+
+def test_a_group_has_members_until_its_last_session_ends() -> None:
+    sessions = ShareSessions(10)
+    for member in ("a", "b", "a"):
+        sessions.fetch("g", member, 0)
+    sessions.end("g", "a")
+    assert sessions.has_members("g")
+    sessions.end("g", "b")
+    assert not sessions.has_members("g")
+    assert not sessions._members

@@ -11,14 +11,22 @@ import pytest
 from millrace.clock import ManualClock
 from millrace.errors import ApiError, ErrorCode
 from millrace.metadata.deltas import PartitionState
-from millrace.queues.acquisition import AcknowledgeBatch, Acquired, AcquireMode, Limits
-from millrace.queues.batches import RecordState, StateBatch
+from millrace.queues.acquisition import (
+    AcknowledgeBatch,
+    Acquired,
+    AcquireMode,
+    DeadLetter,
+    DeadLetterReason,
+    Limits,
+)
+from millrace.queues.batches import RecordState, StateBatch, combine
 from millrace.queues.records import ShareKey, Snapshot
 from millrace.queues.settings import QueueSettings
 from millrace.queues.share_partition import Fetched, FetchTerms, SharePartition
 from millrace.queues.share_partitions import SharePartitions
 from millrace.queues.state import Write
 from millrace.records.batch import split
+from millrace.records.control import EndMarker, MarkerType, encode_end_marker
 from millrace.replication.partition import Partition
 from millrace.replication.state_topic import breathe
 from millrace.storage.files import Files
@@ -32,6 +40,7 @@ KEY = ShareKey("g", TOPIC_ID, 0)
 ACCEPT, RELEASE, REJECT = 1, 2, 3
 LEADS = PartitionState((1,), (1,), 1, 4)
 TERMS = FetchTerms(max_records=500, max_bytes=1 << 20)
+WITH_LETTERS = Limits(dead_letters=True, max_deliveries=2, lock_ms=1_000)
 
 
 class Coordinator:
@@ -56,6 +65,30 @@ class Coordinator:
             raise ApiError(self.fail)
 
 
+class Office:
+    """Takes dead letters, part by part; fails or waits when told to."""
+
+    def __init__(self) -> None:
+        self.delivered: list[DeadLetter] = []
+        self.asked = 0
+        self.at_once = 1_000
+        self.room = 1_000
+        self.fail: ErrorCode | None = None
+        self.gate: asyncio.Event | None = None
+
+    async def deliver(self, key: ShareKey, source: Partition, letter: DeadLetter, settings: QueueSettings) -> int:
+        self.asked += 1
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.fail is not None:
+            raise ApiError(self.fail)
+        if len(self.delivered) >= self.room:
+            raise ApiError(ErrorCode.NOT_ENOUGH_REPLICAS)
+        part = letter._replace(last_offset=min(letter.last_offset, letter.first_offset + self.at_once - 1))
+        self.delivered.append(part)
+        return part.last_offset
+
+
 class Bench:
     """A share-partition, its log, and everything around it."""
 
@@ -67,8 +100,18 @@ class Bench:
         log = Log.open(home, config, clock=self.clock, files=Files(), state=LogState(clean=True))
         self.partition = Partition("t", 0, TOPIC_ID, open_log=lambda: log, clock=self.clock, broker_id=1)
         self.partition.lead(LEADS)
-        self.share = SharePartition(
-            KEY, self.partition, persister=coordinator, settings=lambda: self.settings, clock=self.clock
+        self.office = Office()
+        self.share = self.another()
+
+    def another(self) -> SharePartition:
+        """The same share-partition, yet to be loaded."""
+        return SharePartition(
+            KEY,
+            self.partition,
+            persister=self.coordinator,
+            office=self.office,
+            settings=lambda: self.settings,
+            clock=self.clock,
         )
 
     def produce(self, *counts: int, timestamp_ms: int = NOW_MS) -> None:
@@ -280,16 +323,20 @@ async def test_a_log_that_begins_later_than_the_state(home: Path) -> None:
     assert not bench.coordinator.writes
 
 
-async def test_share_partitions_load_once_and_again_in_another_epoch(home: Path) -> None:
-    bench = Bench(home, QueueSettings(), Coordinator())
-    queues = SharePartitions(
+def share_partitions(bench: Bench) -> SharePartitions:
+    return SharePartitions(
         find=lambda _topic_id, _index: bench.partition,
         persister=bench.coordinator,
-        settings_of=lambda _group: QueueSettings(),
-        is_member=lambda _group, _member: True,
+        office=bench.office,
+        settings_of=lambda _group: bench.settings,
         max_sessions=10,
         clock=bench.clock,
     )
+
+
+async def test_share_partitions_load_once_and_again_in_another_epoch(home: Path) -> None:
+    bench = Bench(home, QueueSettings(), Coordinator())
+    queues = share_partitions(bench)
     one, two = await asyncio.gather(queues.get(KEY), queues.get(KEY))
     assert one is two is await queues.get(KEY)
     bench.partition.lead(PartitionState((1,), (1,), 1, 5))
@@ -308,3 +355,236 @@ async def test_share_partitions_load_once_and_again_in_another_epoch(home: Path)
     await queues.stop()
     with pytest.raises(ApiError):
         await queues.get(KEY)
+
+
+async def test_the_last_member_takes_the_share_partition_with_it(home: Path) -> None:
+    bench = Bench(home, QueueSettings(), Coordinator())
+    queues = share_partitions(bench)
+    for member in "ab":
+        queues.sessions.fetch("g", member, 0, added=[(TOPIC_ID, 0)])
+    share = await queues.get(KEY)
+    bench.produce(4)
+    assert share.fetch("a", FetchTerms(2, 1 << 20, mode=AcquireMode.RECORD_LIMIT)).count == 2
+    queues.end_session("g", "a")
+    await settle()
+    assert bench.coordinator.writes[-1].batches == [StateBatch(0, 1, RecordState.AVAILABLE, 1)]
+    assert await queues.get(KEY) is share
+    assert share.fetch("b", TERMS).count == 4
+    bench.coordinator.gate = asyncio.Event()
+    queues.end_session("g", "b")
+    await settle()
+    queues.sessions.fetch("g", "c", 0, added=[(TOPIC_ID, 0)])
+    loading = asyncio.ensure_future(queues.get(KEY))
+    await settle()
+    assert not loading.done(), "the state is read before everything is stored"
+    bench.coordinator.gate.set()
+    assert await loading is not share
+    assert share.error is not None
+    await queues.stop()
+
+
+async def test_a_member_does_not_wait_for_ever_for_what_others_left(home: Path) -> None:
+    bench = Bench(home, QueueSettings(), Coordinator())
+    queues = share_partitions(bench)
+    queues.sessions.fetch("g", "a", 0, added=[(TOPIC_ID, 0)])
+    share = await queues.get(KEY)
+    bench.produce(1)
+    share.fetch("a", TERMS)
+    bench.coordinator.gate = asyncio.Event()
+    queues.end_session("g", "a")
+    await settle()
+    queues.sessions.fetch("g", "b", 0, added=[(TOPIC_ID, 0)])
+    loading = asyncio.ensure_future(queues.get(KEY))
+    await bench.advance(6)
+    with pytest.raises(ApiError) as refused:
+        await loading
+    assert refused.value.code is ErrorCode.REQUEST_TIMED_OUT
+    bench.coordinator.gate.set()
+    assert await queues.get(KEY) is not share
+    await queues.stop()
+
+
+async def test_letters_are_written_when_the_members_are_gone(home: Path) -> None:
+    bench = Bench(home, QueueSettings(WITH_LETTERS), Coordinator())
+    queues = share_partitions(bench)
+    queues.sessions.fetch("g", "a", 0, added=[(TOPIC_ID, 0)])
+    share = await queues.get(KEY)
+    bench.produce(2)
+    share.fetch("a", TERMS)
+    bench.office.gate = asyncio.Event()
+    await share.acknowledge("a", [AcknowledgeBatch(0, 1, [REJECT])])
+    queues.end_session("g", "a")
+    await settle()
+    assert share.error is None
+    bench.office.gate.set()
+    await settle()
+    assert [each[:2] for each in bench.office.delivered] == [(0, 1)]
+    assert share.error is not None
+    assert bench.coordinator.writes[-1].start_offset == 2
+    await queues.stop()
+
+
+# --- dead letters -----------------------------------------------------------------------------------------------------
+
+
+def stored(bench: Bench) -> list[StateBatch]:
+    """What the coordinator would have by now."""
+    found: list[StateBatch] = []
+    for write in bench.coordinator.writes:
+        found = combine(found, write.batches, write.start_offset)
+    return found
+
+
+async def test_a_record_is_archived_when_its_letter_is_written(home: Path) -> None:
+    bench = await loaded(home, limits=WITH_LETTERS)
+    bench.produce(5)
+    bench.fetch()
+    bench.office.gate = asyncio.Event()
+    await bench.say(0, 4, ACCEPT, REJECT, REJECT, ACCEPT, ACCEPT)
+    await settle()
+    assert stored(bench)[1] == StateBatch(1, 2, RecordState.ARCHIVING, 1)
+    assert bench.coordinator.writes[-1].start_offset == 0, "the start is moved by the next write"
+    assert bench.fetch("b").count == 0
+    bench.office.gate.set()
+    await settle()
+    assert bench.office.delivered == [DeadLetter(1, 2, 1, DeadLetterReason.REJECTED)]
+    assert bench.coordinator.writes[-1].start_offset == 5
+
+
+async def test_what_is_delivered_too_often_becomes_a_letter(home: Path) -> None:
+    bench = await loaded(home, limits=WITH_LETTERS)
+    bench.produce(2)
+    bench.fetch()
+    await bench.say(0, 0, RELEASE)
+    assert bench.fetch("b").acquired == [Acquired(0, 0, 2)]
+    await bench.say(0, 0, RELEASE, member="b")
+    await settle()
+    assert bench.office.delivered == [DeadLetter(0, 0, 2, DeadLetterReason.DELIVERY_COUNT_EXCEEDED)]
+    await bench.advance(1.1)
+    assert bench.fetch("b").acquired == [Acquired(1, 1, 2)]
+    await bench.advance(1.1)
+    assert bench.office.delivered[1:] == [DeadLetter(1, 1, 2, DeadLetterReason.LOCK_TIMEOUT)]
+
+
+async def test_a_letter_that_cannot_be_written_is_tried_ever_less_often_and_never_given_up(home: Path) -> None:
+    bench = await loaded(home, limits=WITH_LETTERS)
+    bench.produce(1)
+    bench.fetch()
+    bench.office.fail = ErrorCode.NOT_ENOUGH_REPLICAS
+    await bench.say(0, 0, REJECT)
+    await settle()
+    asked = []
+    for _ in range(4):
+        await bench.advance(0.2)
+        asked.append(bench.office.asked)
+    assert asked == [2, 2, 3, 3]
+    bench.office.fail = None
+    await bench.advance(60)
+    assert bench.office.delivered == [DeadLetter(0, 0, 1, DeadLetterReason.REJECTED)]
+    assert bench.coordinator.writes[-1].start_offset == 1
+
+
+async def test_a_long_letter_is_done_part_by_part(home: Path) -> None:
+    bench = await loaded(home, limits=WITH_LETTERS)
+    bench.produce(5)
+    bench.fetch()
+    bench.office.at_once, bench.office.room = 2, 1
+    await bench.say(0, 4, REJECT)
+    await settle()
+    assert bench.coordinator.writes[-1].start_offset == 2
+    assert stored(bench)[-1] == StateBatch(2, 4, RecordState.ARCHIVING, 1)
+    bench.office.room = 3
+    await bench.advance(1)
+    assert [each[:2] for each in bench.office.delivered] == [(0, 1), (2, 3), (4, 4)]
+    assert bench.coordinator.writes[-1].start_offset == 5
+
+
+async def test_another_leader_writes_the_letters_that_were_left(home: Path) -> None:
+    bench = await loaded(home, limits=WITH_LETTERS)
+    bench.produce(3)
+    bench.fetch()
+    bench.office.gate = asyncio.Event()
+    await bench.say(0, 2, ACCEPT, REJECT, ACCEPT)
+    await settle()
+    bench.share.close(ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER))
+    await settle()
+    assert not bench.office.delivered
+    bench.office.gate = None
+    bench.coordinator.found = Snapshot(0, 3, 0, 0, 0, 0, 0, tuple(stored(bench)))
+    next_one = bench.another()
+    await next_one.load()
+    await settle()
+    assert bench.office.delivered == [DeadLetter(1, 1, 1, DeadLetterReason.REJECTED)]
+    assert bench.coordinator.writes[-1].start_offset == 3
+
+
+# --- transactions -----------------------------------------------------------------------------------------------------
+
+
+def transact(bench: Bench, producer_id: int, count: int, sequence: int) -> None:
+    data = batch(count, producer_id=producer_id, producer_epoch=0, sequence=sequence, transactional=True)
+    bench.partition.append(data)
+
+
+def finish(bench: Bench, producer_id: int, kind: MarkerType) -> None:
+    marker = encode_end_marker(EndMarker(kind, 0), producer_id=producer_id, producer_epoch=0, timestamp_ms=NOW_MS)
+    bench.partition.append(marker, from_client=False)
+
+
+async def test_members_get_neither_open_nor_aborted_transactions_if_they_want_none(home: Path) -> None:
+    bench = await loaded(home)
+    bench.settings = QueueSettings(reads_committed=True)
+    bench.produce(2)
+    transact(bench, 7, 3, 0)
+    bench.produce(2)
+    assert bench.fetch().acquired == [Acquired(0, 1, 1)]
+    assert bench.fetch().count == 0
+    assert bench.share.readable_bytes() == 0
+    finish(bench, 7, MarkerType.ABORT)
+    assert bench.share.readable_bytes() > 0
+    assert bench.fetch().acquired == [Acquired(5, 6, 1)]
+    transact(bench, 7, 2, 3)
+    finish(bench, 7, MarkerType.COMMIT)
+    assert bench.fetch().acquired == [Acquired(8, 9, 1)]
+    await bench.say(0, 1, ACCEPT)
+    await bench.say(5, 6, ACCEPT)
+    await bench.say(8, 9, ACCEPT)
+    bench.produce(1)
+    assert bench.fetch().acquired == [Acquired(11, 11, 1)]
+    await bench.say(11, 11, ACCEPT)
+    assert bench.coordinator.writes[-1].start_offset <= 11
+
+
+async def test_members_get_everything_if_they_do_not_care(home: Path) -> None:
+    bench = await loaded(home)
+    bench.produce(1)
+    transact(bench, 7, 3, 0)
+    assert bench.fetch().acquired == [Acquired(0, 3, 1)]
+    finish(bench, 7, MarkerType.ABORT)
+    bench.produce(1)
+    assert bench.fetch().acquired == [Acquired(5, 5, 1)]
+
+
+async def test_a_long_way_without_records_is_gone_in_several_turns(home: Path) -> None:
+    bench = await loaded(home)
+    bench.settings = QueueSettings(reads_committed=True)
+    for sequence in range(40):
+        transact(bench, 7, 40, sequence * 40)
+    finish(bench, 7, MarkerType.ABORT)
+    bench.produce(1)
+    woken = 0
+
+    def wake() -> None:
+        nonlocal woken
+        woken += 1
+
+    bench.share.watchers.add(wake)
+    terms = FetchTerms(1, 1)
+    assert bench.share.fetch("a", terms).count == 0
+    for turn in range(1, 3):
+        await settle()
+        assert woken == turn
+        found = bench.share.fetch("a", terms)
+    assert found.acquired == [Acquired(1_601, 1_601, 1)]
+    await settle()
+    assert woken == 2
