@@ -12,7 +12,7 @@ SPARK := $(VENV)/.spark-installed
 DEV  := $(VENV)/.dev-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-cluster faults check format test-jvm bench bench-spark bench-cluster bench-check fuzz docs clean
+.PHONY: help demo test test-cluster faults check format test-jvm bench bench-spark bench-cluster bench-queues bench-check fuzz docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -51,6 +51,9 @@ bench-spark: $(DEV) ## format("millrace") beside Spark's JVM Kafka connector (ne
 
 bench-cluster: $(DEV) ## three brokers beside three of Apache Kafka (needs java and mvn); ARGS="failover", ARGS="partitions"
 	PYTHONPATH=tests $(BIN)/python -m benches.cluster $(ARGS)
+
+bench-queues: $(DEV) ## a queue with five consumers beside Apache Kafka (needs java and mvn); ARGS="--rounds 5"
+	PYTHONPATH=tests $(BIN)/python -m benches.system.queues $(ARGS)
 
 bench-check: $(DEV) ## start-up time and memory against their bars; fails when one is missed
 	PYTHONPATH=tests $(BIN)/python -m benches.system.footprint $(ARGS)
