@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from millrace.storage.log import Appended, Log, ReadResult
     from millrace.storage.recovery import LogPosition
 
+SETTLING_S: Final = 2.0
+"""How long after it became writable a leader takes a gap in a producer's sequence for its own doing."""
 _ALONE: Final = PartitionState((NO_BROKER,), (NO_BROKER,), NO_BROKER)
 
 
@@ -85,6 +87,7 @@ class Partition:
         self._proposed: tuple[int, ...] | None = None
         self._epoch_start = 0
         self._alone = True
+        self._writable_since_s = float("-inf")
         self._closed: ApiError | None = None
 
     def __repr__(self) -> str:
@@ -149,7 +152,7 @@ class Partition:
             self.is_leader = True
             self.leader_epoch = state.leader_epoch
             # A silent member of the ISR has the whole allowed time to show itself, counted from now.
-            now = self._clock.monotonic()
+            now = self._writable_since_s = self._clock.monotonic()
             self._followers = {}
             for broker_id in state.replicas:
                 if broker_id != self.broker_id:
@@ -195,7 +198,12 @@ class Partition:
 
     def _judge_min_isr(self) -> None:
         # A topic with fewer replicas than it asks for in sync could never be written.
-        self.under_min_isr = len(self.state.isr) < min(self.min_insync_replicas, len(self.state.replicas))
+        was_under, self.under_min_isr = (
+            self.under_min_isr,
+            len(self.state.isr) < min(self.min_insync_replicas, len(self.state.replicas)),
+        )
+        if was_under and not self.under_min_isr:
+            self._writable_since_s = self._clock.monotonic()
 
     def reconsider(self) -> None:
         """Brokers came or went: a replica that was about to join, and was waited for, may be dead."""
@@ -212,9 +220,12 @@ class Partition:
         if not self.is_leader:
             raise self.not_leader()
         log = self.log
-        appended = log.append(
-            records, leader_epoch=self.leader_epoch, now_ms=self._clock.wall_ms(), from_client=from_client
-        )
+        try:
+            appended = log.append(
+                records, leader_epoch=self.leader_epoch, now_ms=self._clock.wall_ms(), from_client=from_client
+            )
+        except ApiError as error:
+            raise self._retriable_gap(error) from None
         if self._alone:
             if log.config.flush_mode is not FlushMode.GROUP:
                 self._commit(log.end)
@@ -224,6 +235,19 @@ class Partition:
             if len(self.state.isr) == 1:
                 self._advance()
         return appended
+
+    def _retriable_gap(self, error: ApiError) -> ApiError:
+        """What to say to a producer whose batch is out of order, or where it is another error, that.
+
+        Of two batches in flight the first may have been refused, because this broker did not lead yet or too few
+        replicas were in sync, and the second come when that is over. The producer sends both again, in order, if only
+        the second is refused in the same way. Told that it is out of order, librdkafka begins a new producer epoch for
+        all partitions and sends again, under it, what may be in the log already.
+        """
+        is_settled = self._alone or self._clock.monotonic() - self._writable_since_s >= SETTLING_S
+        if is_settled or error.code is not ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
+            return error
+        return ApiError(ErrorCode.NOT_ENOUGH_REPLICAS, f"{error.message}, which may have been refused a moment ago")
 
     def check_in_sync(self) -> None:
         """Refuse acks=all where too few replicas would have the record."""

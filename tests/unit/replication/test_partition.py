@@ -11,11 +11,11 @@ import pytest
 from millrace.clock import ManualClock
 from millrace.errors import ApiError, ErrorCode
 from millrace.metadata.deltas import PartitionState
-from millrace.replication.partition import Partition
+from millrace.replication.partition import SETTLING_S, Partition
 from millrace.storage.files import Files
 from millrace.storage.log import Log
 from millrace.storage.settings import FlushMode, LogConfig
-from support.batches import NOW_MS, batch
+from support.batches import NOW_MS, batch, from_producer
 
 CONFIG = LogConfig(flush_mode=FlushMode.OS, segment_bytes=40_000)
 
@@ -82,3 +82,43 @@ def test_deleted_records_are_out_of_range(rig: Rig) -> None:
         rig.partition.delete_records_before(61)
     with pytest.raises(ApiError):
         rig.partition.read(59, 1000, at_least_one=True)
+
+
+class TestAGapInAProducersSequence:
+    """Of two batches in flight the first was refused, and the second comes when the reason is over."""
+
+    BOTH = PartitionState((1, 2), (1, 2), 1, leader_epoch=4)
+    ONE = PartitionState((1, 2), (1,), 1, leader_epoch=4, partition_epoch=1)
+
+    def refused(self, rig: Rig, sequence: int) -> ErrorCode:
+        with pytest.raises(ApiError) as caught:
+            rig.partition.append(from_producer(7, sequence))
+        return caught.value.code
+
+    @pytest.fixture
+    def rig(self, rig: Rig) -> Rig:
+        rig.partition.append(from_producer(7, 0))
+        rig.partition.set_min_insync_replicas(2)
+        return rig
+
+    def test_is_retriable_right_after_the_leadership_began(self, rig: Rig) -> None:
+        rig.partition.lead(self.BOTH)
+        assert self.refused(rig, 2) is ErrorCode.NOT_ENOUGH_REPLICAS
+        assert self.refused(rig, 3) is ErrorCode.NOT_ENOUGH_REPLICAS
+        for sequence in (1, 2, 3):
+            rig.partition.append(from_producer(7, sequence))
+        rig.clock.advance(SETTLING_S)
+        assert self.refused(rig, 5) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+    def test_is_retriable_right_after_enough_replicas_are_in_sync_again(self, rig: Rig) -> None:
+        rig.partition.lead(self.ONE)
+        rig.clock.advance(60)
+        assert self.refused(rig, 2) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+        rig.partition.lead(replace(self.BOTH, partition_epoch=2))
+        assert self.refused(rig, 2) is ErrorCode.NOT_ENOUGH_REPLICAS
+        rig.clock.advance(SETTLING_S)
+        assert self.refused(rig, 2) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+    def test_is_an_error_where_there_is_but_one_replica(self, rig: Rig) -> None:
+        rig.partition.lead(PartitionState((1,), (1,), 1, leader_epoch=4))
+        assert self.refused(rig, 2) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
