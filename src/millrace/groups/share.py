@@ -87,7 +87,9 @@ def heartbeat(step: ShareStep, request: ShareHeartbeat) -> HeartbeatResult:
     member = give_target(step, request.member_id, has_changed=has_changed)
     step.set_session(member.member_id)
     begin_missing(step)
-    is_told = request.epoch == JOINING or request.topics is not None or before != member.held.assigned
+    # Whoever says another epoch has not heard the answer that had the new one, nor what else it had.
+    has_not_heard = request.epoch != member.held.epoch
+    is_told = has_not_heard or request.topics is not None or before != member.held.assigned
     return HeartbeatResult(
         member.member_id,
         member.held.epoch,

@@ -70,6 +70,7 @@ def test_a_member_that_did_not_hear_its_new_epoch_goes_on(bench: ShareBench) -> 
     bench.join("m1", "orders")
     bench.tell()
     assert bench.heartbeat("m1", 1).epoch == 2
+    assert bench.heartbeat("m1", 1).assignment == ((id_of(bench), (0, 1, 2, 3)),), "the answer may have been lost"
     late = bench.heartbeat("m1", 1, topics=("orders",))
     assert (late.epoch, late.assignment) == (2, ((id_of(bench), (0, 1, 2, 3)),))
     assert refused(bench, "m1", 3) is ErrorCode.FENCED_MEMBER_EPOCH
