@@ -25,6 +25,9 @@ COORDINATOR_AWAY = (
 )
 """What a commit may say while its coordinator is dead and the next one is not there yet."""
 
+POLLED_TOO_SOON = "kafkaconnectionerror"
+"""kafka-python 3.0.12 lets it out of `poll` when it looks for the next coordinator at the broker that has just gone."""
+
 
 class Member:
     """A consumer on a thread of its own, as an application runs it: poll, work, commit."""
@@ -46,7 +49,7 @@ class Member:
     def _run(self) -> None:
         try:
             while not self._leaving.is_set():
-                records = self._reader.poll(POLL_S)
+                records = self._poll()
                 self.received += records
                 if records:
                     self._commit()
@@ -57,6 +60,14 @@ class Member:
         finally:
             self.assigned = set()
             self._reader.close()
+
+    def _poll(self) -> list[Received]:
+        try:
+            return self._reader.poll(POLL_S)
+        except Exception as error:
+            if "connection" in self._forgiven and POLLED_TOO_SOON in repr(error).lower():
+                return []
+            raise
 
     def _commit(self) -> None:
         """A commit that meets a rebalance is refused; the records are read again by their new owner."""

@@ -35,7 +35,7 @@ class Reader:
     topics: tuple[str, ...]
     epoch: int = 0
     is_unsure: bool = False
-    """An answer was lost: the next heartbeat says everything."""
+    """An answer was lost, or was an error: the next heartbeat says everything."""
     is_gone: bool = False
 
 
@@ -79,6 +79,7 @@ class ShareGroups(RuleBasedStateMachine):
         try:
             answer = self.bench.heartbeat(reader.member_id, reader.epoch, topics=reader.topics if says_all else None)
         except Refused:
+            reader.is_unsure = True
             return
         except ApiError as error:
             expect(error, _REJOIN)
