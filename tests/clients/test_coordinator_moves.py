@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -17,13 +16,6 @@ from support.roles import Roles
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 
 PARTITIONS = 4
-
-
-@pytest.fixture(autouse=True)
-def collected() -> Iterator[None]:
-    """The garbage collector finds it here, and not in a test that knows nothing of it."""
-    yield
-    gc.collect()
 
 
 @pytest.fixture(scope="module")
