@@ -10,6 +10,7 @@ from millrace.errors import ApiError, ErrorCode, MillraceError, code_of
 from millrace.handlers.context import RequestContext
 from millrace.handlers.leaders import leader_hint
 from millrace.handlers.registry import api
+from millrace.replication.gathering import LONGEST_S
 from millrace.storage.log import ReadResult
 from millrace.wire.hot import (
     FETCH_TOPIC_ID_FROM,
@@ -44,7 +45,8 @@ def fetch(context: RequestContext, call: FetchCall) -> FetchReply | Coroutine[An
     sessions (KIP-227) mention only what changed.
 
     A follower (a broker of this cluster, in the incarnation that the image knows) also gets what is not committed, and
-    commits by asking for more. It is told where its log diverges (KIP-595), and waits for appends rather than commits.
+    commits by asking for more. It is told where its log diverges (KIP-595), and waits for appends rather than commits;
+    where much is being produced it waits a little longer for several at once (`replication.gathering`).
     A consumer in the rack of an in-sync follower is sent there, if the broker has a rack-aware `replica.selector.class`
     (KIP-392); from v11 on a follower serves consumers up to the high watermark it knows. A client that came to a broker
     which does not lead any more is told who does (KIP-951). A follower that is behind gets nothing of a throttled
@@ -63,8 +65,10 @@ def fetch(context: RequestContext, call: FetchCall) -> FetchReply | Coroutine[An
     except ApiError as error:
         return FetchReply(error.code, 0, [])
     max_bytes = call.max_bytes if reader.is_replica else min(call.max_bytes, context.broker.fetch_max_bytes)
+    may_wait = call.max_wait_ms > 0 and bool(fetching.wanted)
+    holds_back = may_wait and reader.holds_back(fetching.wanted)
     outcome, size_bytes, settled = reader.read_all(fetching.wanted, max_bytes)
-    if settled or size_bytes >= call.min_bytes or call.max_wait_ms <= 0 or not fetching.wanted:
+    if settled or not may_wait or (size_bytes >= call.min_bytes and not holds_back):
         return _reply(fetching, outcome)
     return _long_poll(context, call, fetching, max_bytes, outcome, reader)
 
@@ -90,6 +94,10 @@ class _ConsumerReader:
         self._replicas = context.broker.replicas
         self._find = self._replicas.find_readable if context.version >= FOLLOWERS_SERVE_FROM else self._replicas.find
         self._rack = call.rack_id if context.broker.is_rack_aware else ""
+
+    def holds_back(self, wanted: list[Wanted]) -> bool:  # noqa: ARG002 - as the other reader has it
+        """A consumer gets at once what there is."""
+        return False
 
     def read_all(self, wanted: list[Wanted], max_bytes: int) -> tuple[_Outcome, int, bool]:
         """Read every wanted partition; the flag says that waiting would not make the answer any better."""
@@ -153,7 +161,8 @@ class _ConsumerReader:
 class _ReplicaReader:
     """Reads for a follower. Its offsets are noted at the first read: what it asks for later in a wait is the same.
 
-    What a quota holds back counts as not there; the wait ends when there may be room again.
+    What a quota holds back counts as not there; the wait ends when there may be room again. What is not enough yet
+    (`replication.gathering`) is not read at first: the wait ends when it is, or has lasted long enough.
     """
 
     is_replica = True
@@ -167,6 +176,30 @@ class _ReplicaReader:
         self._timer: Timer | None = None
         self._held_back_s = 0.0
         self._taken: list[tuple[ReplicationQuota, int]] = []
+        self._gathering = self._replicas.gathering_for(call.replica_id)
+        self._wanted_bytes = 0
+        self._gathered_bytes = 0
+        self._only_note = False
+        """The next read takes note of the follower's offsets, and reads nothing."""
+        self._patience: Timer | None = None
+
+    def holds_back(self, wanted: list[Wanted]) -> bool:
+        """Whether the follower shall wait because more is about to come; asked once, before the first read."""
+        clock = self._context.broker.clock
+        self._wanted_bytes = wanted_bytes = self._gathering.wanted_bytes(clock.monotonic())
+        if not wanted_bytes:
+            return False
+        gathered_bytes = 0
+        for item in wanted:
+            partition = self._replicas.led(item.key, item.index)
+            if partition is not None and partition.is_open:
+                size_bytes = partition.log.bytes_after(item.fetch_offset)
+                if size_bytes is None:
+                    return False
+                gathered_bytes += size_bytes
+        self._gathered_bytes = gathered_bytes
+        self._only_note = gathered_bytes < wanted_bytes
+        return self._only_note
 
     def read_all(self, wanted: list[Wanted], max_bytes: int) -> tuple[_Outcome, int, bool]:
         """Read every wanted partition; the flag says that waiting would not make the answer any better."""
@@ -174,12 +207,14 @@ class _ReplicaReader:
         size_bytes = 0
         settled = False
         held_back_s = 0.0
+        only_note, self._only_note = self._only_note, False
         self._give_back()
+        self._end_patience()
         for item in wanted:
             try:
                 partition = self._replicas.find(item.key, item.index)
                 partition.check_leader_epoch(item.current_leader_epoch)
-                room = max(min(item.max_bytes, max_bytes - size_bytes), 0)
+                room = 0 if only_note else max(min(item.max_bytes, max_bytes - size_bytes), 0)
                 quota = partition.leader_quota
                 wait_s = 0.0
                 if quota is not None and not partition.counts(self._broker_id):
@@ -191,7 +226,7 @@ class _ReplicaReader:
                     item.fetch_offset,
                     item.last_fetched_epoch,
                     0 if wait_s else room,
-                    at_least_one=size_bytes == 0 and not wait_s,
+                    at_least_one=size_bytes == 0 and not wait_s and not only_note,
                 )
                 mark, start = partition.high_watermark.offset, partition.log.start_offset
                 if isinstance(read, ReadResult):
@@ -206,6 +241,8 @@ class _ReplicaReader:
                 result = _failed(self._context, item, error)
                 settled = True
             outcome.append((item, result))
+        if not only_note:
+            self._gathering.answered(size_bytes)
         self._held_back_s = held_back_s
         if self._wake is not None:
             self._wake_after(held_back_s)
@@ -229,21 +266,38 @@ class _ReplicaReader:
         if seconds and self._wake is not None:
             self._timer = self._context.broker.clock.call_later(seconds, self._wake)
 
+    def _end_patience(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+
     def watch(self, wanted: list[Wanted], wake: Callable[[], None]) -> Callable[[], None]:
-        """Have `wake` called when something was appended; returns what ends that."""
+        """Have `wake` called when enough was appended, or a moment after anything was; returns what ends that."""
         partitions = [
             partition for item in wanted if (partition := self._replicas.led(item.key, item.index)) is not None
         ]
+        clock = self._context.broker.clock
+
+        def grown(size_bytes: int) -> None:
+            self._gathered_bytes += size_bytes
+            if not size_bytes or self._gathered_bytes >= self._wanted_bytes:
+                wake()
+            elif self._patience is None:
+                self._patience = clock.call_later(LONGEST_S, wake)
+
         for partition in partitions:
-            partition.end_watchers.add(wake)
+            partition.end_watchers.add(grown)
+        if self._gathered_bytes:
+            self._patience = clock.call_later(LONGEST_S, wake)
         self._wake = wake
         self._wake_after(self._held_back_s)
 
         def unwatch() -> None:
             self._wake = None
             self._wake_after(0.0)
+            self._end_patience()
             for partition in partitions:
-                partition.end_watchers.discard(wake)
+                partition.end_watchers.discard(grown)
 
         return unwatch
 

@@ -67,8 +67,8 @@ class Partition:
         self.high_watermark = Watermark(0)
         self.flush_watchers: set[Watcher] = set()
         """Called when more of the log is on disk: a follower that may not promise it before (`is_flushed`)."""
-        self.end_watchers: set[Watcher] = set()
-        """Called at every append of a leader: followers whose fetch waits for more."""
+        self.end_watchers: set[Callable[[int], None]] = set()
+        """Followers whose fetch waits for more: called with the size of every append, or with 0 if that was in vain."""
         self.wants_isr: Callable[[Partition], object] | None = None
         """Called when the leader wants another ISR than the image has; `wanted_isr` says which."""
         self.leader_quota: ReplicationQuota | None = None
@@ -182,7 +182,7 @@ class Partition:
             self._proposed = None
             self.under_min_isr = False
             self.high_watermark.fail(self.not_leader())
-            self._wake_end()
+            self._wake_end(0)
 
     def _begin_epoch(self, log: Log) -> None:
         log.assign_epoch(self.leader_epoch)
@@ -231,7 +231,7 @@ class Partition:
                 self._commit(log.end)
         else:
             if self.end_watchers:
-                self._wake_end()
+                self._wake_end(len(records))
             if len(self.state.isr) == 1:
                 self._advance()
         return appended
@@ -267,9 +267,9 @@ class Partition:
         if future is not None:
             await future
 
-    def _wake_end(self) -> None:
+    def _wake_end(self, size_bytes: int) -> None:
         for watcher in tuple(self.end_watchers):
-            watcher()
+            watcher(size_bytes)
 
     # ------------------------------------------------------------------------------------------------------ committing
 
@@ -512,7 +512,7 @@ class Partition:
         self._closed = reason
         self.is_leader = False
         self.high_watermark.fail(reason)
-        self._wake_end()
+        self._wake_end(0)
         if self._log is not None:
             self._log.on_flushed.remove(self._note_flushed)
 

@@ -30,6 +30,7 @@ from millrace.metadata.deltas import (
 )
 from millrace.model import INTERNAL_TOPICS, TopicPartition
 from millrace.records.batch import TimestampType
+from millrace.replication.gathering import Gathering
 from millrace.replication.partition import Partition
 from millrace.replication.throttle import ReplicationQuota, is_throttled
 from millrace.replication.watermark import Watermark
@@ -101,6 +102,7 @@ class Replicas:
         self._image = ClusterImage()
         self._leader_quota = ReplicationQuota(config.get_int(_LEADER_RATE), clock)
         self._follower_quota = ReplicationQuota(config.get_int(_FOLLOWER_RATE), clock)
+        self._gathering: dict[int, Gathering] = {}
         self.closing = False
         self.followed: Followed = _NobodyToFollow()
         self.wants_isr: Callable[[Partition], object] | None = None
@@ -155,6 +157,13 @@ class Replicas:
         """The partition, if this broker leads it."""
         partitions = self._topics.get(key)
         return partitions[index] if partitions and 0 <= index < len(partitions) else None
+
+    def gathering_for(self, broker_id: int) -> Gathering:
+        """How much the answers to a follower should bring, of all partitions that it has from here."""
+        found = self._gathering.get(broker_id)
+        if found is None:
+            found = self._gathering[broker_id] = Gathering()
+        return found
 
     def held(self, topic: str, index: int) -> Partition | None:
         """The replica, leader or follower, if this broker has one."""

@@ -609,6 +609,13 @@ class Log:
             hints.clear()
         hints[offset] = (segment, position)
 
+    def bytes_after(self, offset: int) -> int | None:
+        """How much there is from `offset` on; None where that is not known without a search."""
+        if offset == self.end_offset:
+            return 0
+        hint = self._hints.get(offset)
+        return self._end.position_bytes - hint[1] if hint is not None and hint[0] is self._active else None
+
     def read_batch(self, offset: int) -> Batch:
         """The one batch that holds `offset`."""
         data = self.read(offset, 0).data

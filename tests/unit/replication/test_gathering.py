@@ -1,0 +1,191 @@
+"""Followers that wait for more: the rule alone, then a leader's answers to one, on a clock that a test moves."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Coroutine
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from millrace.clock import ManualClock
+from millrace.errors import ErrorCode
+from millrace.handlers.context import RequestContext
+from millrace.handlers.fetch import fetch
+from millrace.handlers.fetch_sessions import FetchSessions
+from millrace.metadata.deltas import PartitionState
+from millrace.replication.gathering import ENOUGH_BYTES, LONGEST_S, MOST, WINDOW_S, WORTHWHILE_BYTES, Gathering
+from millrace.replication.partition import Partition
+from millrace.storage.files import Files
+from millrace.storage.log import Log
+from millrace.storage.settings import FlushMode, LogConfig
+from millrace.wire.frame import RequestHeader
+from millrace.wire.hot import FetchCall, FetchPartition, FetchReply
+from millrace.wire.keys import ApiKey
+from support.batches import NOW_MS, batch
+
+FOLLOWER, FOLLOWER_EPOCH = 2, 7
+BATCH = batch(100, size=1000)
+IN_FLIGHT = 3
+
+
+class TestHowMuchIsWantedOf:
+    def test_a_follower_with_small_answers(self) -> None:
+        gathering = Gathering()
+        for second in range(10):
+            assert gathering.wanted_bytes(float(second)) == 0
+            gathering.answered(WORTHWHILE_BYTES - 1)
+
+    def test_one_with_large_answers(self) -> None:
+        gathering = Gathering()
+        assert gathering.wanted_bytes(0.0) == 0
+        gathering.answered(WORTHWHILE_BYTES)
+        assert gathering.wanted_bytes(0.5) == 0
+        assert gathering.wanted_bytes(1.0) == ENOUGH_BYTES, "one fetch tries"
+        gathering.answered(0)
+        assert gathering.wanted_bytes(1.1) == ENOUGH_BYTES, "nothing came, which shows nothing"
+        gathering.answered(200_000)
+        assert gathering.wanted_bytes(1.2) == 200_000 * MOST
+        gathering.answered(180_000)
+        assert gathering.wanted_bytes(1.9) == 200_000 * MOST, "what was waited for is no measure"
+
+    def test_one_whose_answers_become_small(self) -> None:
+        gathering = Gathering()
+        gathering.wanted_bytes(0.0)
+        gathering.answered(300_000)
+        gathering.wanted_bytes(WINDOW_S)
+        gathering.answered(1000)
+        assert gathering.wanted_bytes(WINDOW_S) == 0, "one trial was in vain"
+        assert gathering.wanted_bytes(2 * WINDOW_S) == 0, "and is not repeated"
+
+
+class Leader:
+    """A leader with one follower that keeps a fetch session, as the handler of Fetch sees it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.clock = ManualClock(NOW_MS)
+        log = Log.open(directory, LogConfig(flush_mode=FlushMode.OS), clock=self.clock, files=Files())
+        topic_id = uuid.uuid4()
+        self.partition = Partition("t", 0, topic_id, open_log=lambda: log, clock=self.clock, broker_id=1)
+        self.partition.lead(PartitionState((1, FOLLOWER), (1, FOLLOWER), 1, leader_epoch=0))
+        self.gathering = Gathering()
+        replicas = SimpleNamespace(
+            find=lambda _key, _index: self.partition,
+            led=lambda _key, _index: self.partition,
+            gathering_for=lambda _broker_id: self.gathering,
+            leader_of=lambda _key, _index: None,
+            closing=False,
+        )
+        self._services = SimpleNamespace(
+            clock=self.clock,
+            replicas=replicas,
+            image=SimpleNamespace(brokers={FOLLOWER: SimpleNamespace(broker_epoch=FOLLOWER_EPOCH)}),
+            fetch_sessions=FetchSessions(0),
+        )
+        self._topic = topic_id.bytes
+
+    def append(self, count: int) -> None:
+        for _ in range(count):
+            self.partition.append(BATCH)
+
+    def fetch(self, batches: int) -> FetchReply | Coroutine[Any, Any, FetchReply]:
+        """As a follower that has so many batches."""
+        asked = FetchPartition(0, 0, batches * 100, -1, 0, 1 << 20)
+        call = FetchCall(FOLLOWER, 500, 1, 10 << 20, 0, 0, -1, [(self._topic, [asked])], [], "", FOLLOWER_EPOCH)
+        context = RequestContext(cast(Any, self._services), RequestHeader(ApiKey.FETCH, 16, 1, "f"), 16, "h", "l")
+        return fetch(context, call)
+
+    @staticmethod
+    def batches_of(reply: Any) -> int:
+        assert isinstance(reply, FetchReply)
+        [(_, [result])] = reply.topics
+        assert result.error_code == 0
+        return len(result.records) // len(BATCH)
+
+    async def start_waiting(self, batches: int) -> asyncio.Task[FetchReply]:
+        reply = self.fetch(batches)
+        assert not isinstance(reply, FetchReply), "it was answered at once"
+        task = asyncio.get_running_loop().create_task(reply)
+        await asyncio.sleep(0)
+        return task
+
+    async def pass_time(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def leader(tmp_path: Path) -> Leader:
+    """That knows that producers have `IN_FLIGHT` batches in flight; the follower has as many."""
+    made = Leader(tmp_path)
+    made.append(IN_FLIGHT - 1)
+    assert made.batches_of(made.fetch(0)) == IN_FLIGHT - 1, "nobody waits at first"
+    await made.pass_time(WINDOW_S)
+    made.append(IN_FLIGHT)
+    trial = await made.start_waiting(IN_FLIGHT - 1)
+    await made.pass_time(LONGEST_S)
+    assert made.batches_of(await trial) == IN_FLIGHT
+    return made
+
+
+DONE = 2 * IN_FLIGHT - 1
+
+
+async def test_a_fetch_is_answered_when_most_of_what_is_in_flight_is_there(leader: Leader) -> None:
+    leader.append(1)
+    waiting = await leader.start_waiting(DONE)
+    leader.append(1)
+    await leader.pass_time(0)
+    assert not waiting.done()
+    leader.append(1)
+    await leader.pass_time(0)
+    assert leader.batches_of(waiting.result()) == IN_FLIGHT
+
+
+async def test_and_at_once_if_it_finds_that_much(leader: Leader) -> None:
+    leader.append(IN_FLIGHT)
+    assert leader.batches_of(leader.fetch(DONE)) == IN_FLIGHT
+
+
+async def test_a_fetch_with_less_waits_only_a_moment(leader: Leader) -> None:
+    leader.append(1)
+    waiting = await leader.start_waiting(DONE)
+    await leader.pass_time(LONGEST_S * 0.9)
+    assert not waiting.done()
+    await leader.pass_time(LONGEST_S * 0.2)
+    assert leader.batches_of(waiting.result()) == 1
+
+
+async def test_the_moment_begins_with_the_first_append(leader: Leader) -> None:
+    waiting = await leader.start_waiting(DONE)
+    await leader.pass_time(LONGEST_S * 10)
+    assert not waiting.done()
+    leader.append(1)
+    await leader.pass_time(LONGEST_S)
+    assert leader.batches_of(waiting.result()) == 1
+
+
+async def test_what_the_fetch_promises_counts_when_it_arrives(leader: Leader) -> None:
+    leader.append(1)
+    waiting = await leader.start_waiting(DONE)
+    assert leader.partition.high_watermark.offset == DONE * 100
+    waiting.cancel()
+
+
+async def test_a_follower_elsewhere_in_the_log_does_not_wait(leader: Leader) -> None:
+    """Where nobody has read up to: how much is left is not known without a search."""
+    leader.append(1)
+    assert leader.batches_of(leader.fetch(1)) > 0
+
+
+async def test_the_wait_ends_with_the_leadership(leader: Leader) -> None:
+    leader.append(1)
+    waiting = await leader.start_waiting(DONE)
+    leader.partition.follow(PartitionState((1, FOLLOWER), (1, FOLLOWER), FOLLOWER, leader_epoch=1))
+    await leader.pass_time(0)
+    [(_, [result])] = waiting.result().topics
+    assert result.error_code == ErrorCode.FENCED_LEADER_EPOCH
