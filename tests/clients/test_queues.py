@@ -88,8 +88,8 @@ def share() -> Iterator[Share]:
     """Opens share consumers that are closed at the end."""
     opened: list[ShareConsumer] = []
 
-    def open_one(bootstrap: str, group: str, topic: str, **settings: object) -> ShareConsumer:
-        set_group_configs(bootstrap, group, {"share.auto.offset.reset": "earliest"})
+    def open_one(bootstrap: str, group: str, topic: str, reset: str = "earliest", **settings: object) -> ShareConsumer:
+        set_group_configs(bootstrap, group, {"share.auto.offset.reset": reset})
         consumer = ShareConsumer({"bootstrap.servers": bootstrap, "group.id": group, "log_level": 3, **settings})
         consumer.subscribe([topic])
         opened.append(consumer)
@@ -271,6 +271,24 @@ def test_locks_that_run_out(fresh: Callable[[str], str], share: Share) -> None:
         nothing_for(last, 4)
         for consumer in (*silent, last):
             consumer.close()
+
+
+def test_a_new_queue_begins_at_the_end_also_after_a_restart(fresh: Callable[[str], str], share: Share) -> None:
+    """Nobody has opened the log yet when the queue asks where its end is."""
+    topic, group = fresh("queue"), fresh("queue-group")
+    with Cluster() as cluster:
+        cluster.create_topic(topic, PARTITIONS)
+        produce(cluster.bootstrap_servers, topic, [b"before"] * 30)
+        cluster.restart()
+        consumer = share(cluster.bootstrap_servers, group, topic, "latest")
+        nothing_for(consumer, 3)
+        taken: list[Message] = []
+        ends_at = time.monotonic() + DEADLINE_S
+        while not taken and time.monotonic() < ends_at:
+            produce(cluster.bootstrap_servers, topic, [b"later"] * PARTITIONS)
+            taken = good(consumer.poll(1))
+        assert {message.value() for message in taken} == {b"later"}
+        consumer.close()
 
 
 def test_a_queue_goes_on_when_leader_and_coordinator_go(fresh: Callable[[str], str], share: Share) -> None:

@@ -479,18 +479,17 @@ class Partition:
         A new leader may know an older mark than its predecessor told: until everything it began with is committed, the
         answer could go back (KIP-207).
         """
-        mark = self.high_watermark.offset
+        mark = self.high_watermark.offset if self.is_open else self.committed.offset
         if not self._alone and mark < self._epoch_start:
             raise ApiError(ErrorCode.OFFSET_NOT_AVAILABLE, "the new leader does not know yet what is committed")
         return mark
 
     def delete_records_before(self, offset: int) -> int:
         """Move the start of the log up to `offset` (-1: the high watermark); returns the new start."""
-        target = self.high_watermark.offset if offset == -1 else offset
-        if target < 0 or target > self.committed.offset:
-            raise ApiError(
-                ErrorCode.OFFSET_OUT_OF_RANGE, f"offset {offset} is beyond the high watermark {self.committed.offset}"
-            )
+        committed = self.committed.offset
+        target = committed if offset == -1 else offset
+        if target < 0 or target > committed:
+            raise ApiError(ErrorCode.OFFSET_OUT_OF_RANGE, f"offset {offset} is beyond the high watermark {committed}")
         self.log.delete_records_before(target)
         return self.log.start_offset
 

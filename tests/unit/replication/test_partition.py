@@ -84,6 +84,36 @@ def test_deleted_records_are_out_of_range(rig: Rig) -> None:
         rig.partition.read(59, 1000, at_least_one=True)
 
 
+class TestALogThatWasNotOpenedYet:
+    """After a start a log is opened by the first who needs it: whoever that is sees what is in it."""
+
+    @pytest.fixture
+    def unopened(self, rig: Rig, tmp_path: Path) -> Partition:
+        rig.fill(3)
+        rig.log.flush()
+        rig.log.close()
+        partition = Partition(
+            "t",
+            0,
+            rig.partition.topic_id,
+            open_log=lambda: Log.open(tmp_path, CONFIG, clock=rig.clock, files=Files()),
+            clock=rig.clock,
+            broker_id=1,
+        )
+        partition.lead(PartitionState((1,), (1,), 1, leader_epoch=4))
+        assert not partition.is_open
+        return partition
+
+    def test_has_a_latest_offset(self, unopened: Partition) -> None:
+        assert unopened.latest_offset() == 60
+
+    def test_has_something_committed(self, unopened: Partition) -> None:
+        assert unopened.committed.offset == 60
+
+    def test_is_deleted_up_to_its_end(self, unopened: Partition) -> None:
+        assert unopened.delete_records_before(-1) == 60
+
+
 class TestAGapInAProducersSequence:
     """Of two batches in flight the first was refused, and the second comes when the reason is over."""
 
