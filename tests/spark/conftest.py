@@ -37,6 +37,16 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 
 @pytest.fixture(autouse=True)
+def room_for_callbacks(request: pytest.FixtureRequest) -> None:
+    """py4j's callback server waits with select(), which refuses descriptors from 1,024 on. Its thread then dies while
+    its socket still listens, and Spark's call of a foreachBatch function waits for ever: better to fail here."""
+    if "spark" in request.fixturenames:
+        descriptor = os.dup(0)
+        os.close(descriptor)
+        assert descriptor < 1000, "this process holds too many descriptors for py4j"
+
+
+@pytest.fixture(autouse=True)
 def active_session(request: pytest.FixtureRequest) -> None:
     """Spark looks for a Python data source in the session that is active in the JVM's thread, and a write does not make
     its own session that; py4j may serve this thread by another one of the JVM than it did before."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -79,22 +80,50 @@ def test_a_python_worker_killed_in_the_middle(
     topic = topics.create(partitions=2)
     topics.send(topic, [Sent(bytes(1000), partition=number % 2) for number in range(2 * COUNT)], batch_size=65536)
     done = str(tmp_path / "killed")
+    broker_port = f":{int(bootstrap.rpartition(':')[2]):04X}"
+
+    def reads_from_the_broker(pid: int) -> bool:
+        """The process holds a socket whose other end is the broker. Spark's idle workers do not, and stay alive: Spark
+        takes a worker that was killed while idle for a living one until it is reaped, and then the retry fails too."""
+        connections = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        wanted = {f"socket:[{fields[9]}]" for fields in connections if fields[2].endswith(broker_port)}
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                if str(link.readlink()) in wanted:
+                    return True
+        return False
+
+    def parent_of(pid: int) -> int:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+    def children_of(pid: int) -> list[int]:
+        return [child for task in Path(f"/proc/{pid}/task").iterdir() for child in ids_in(task / "children")]
+
+    def ids_in(file: Path) -> list[int]:
+        try:
+            return [int(word) for word in file.read_text().split()]
+        except FileNotFoundError:  # the thread ended meanwhile
+            return []
 
     def kill_once(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The worker that takes the source's batches dies while the source reads. No idle one is killed: Spark takes
-        such a worker for a living one until it is reaped, and the retry fails."""
         for batch in batches:
             yield batch
             try:
                 Path(done).touch(exist_ok=False)
             except FileExistsError:
                 continue
+            spark_pid = parent_of(os.getppid())
+            daemons = [daemon for daemon in children_of(spark_pid) if daemon != os.getppid()]
+            for worker in (worker for daemon in daemons for worker in children_of(daemon)):
+                if reads_from_the_broker(worker):
+                    os.kill(worker, signal.SIGKILL)
+                    Path(f"{done}-{worker}").touch()
             os.kill(os.getpid(), signal.SIGKILL)
 
     frame = read(spark, bootstrap, subscribe=topic, kafka__max__partition__fetch__bytes="100000")
     totals = frame.mapInArrow(kill_once, frame.schema).groupBy("partition")
     rows = totals.agg(fn.count("*"), fn.sum("offset"), fn.countDistinct("offset")).collect()
-    assert Path(done).exists()
+    assert list(tmp_path.glob("killed-*")), "no worker of the source was killed"
     assert sorted(tuple(row) for row in rows) == EVERY_RECORD_ONCE
 
 

@@ -10,7 +10,7 @@ group's first rebalance does not wait for more members. Not here: a broker that 
 of its own.
 
 Invariants: the loop lives on the cluster's thread from `start` to `close`, and only that thread touches the brokers;
-after `close` there is no thread, socket or file left.
+after `close` there is no thread, socket or file left. The brokers are guests in the process: they hold few descriptors.
 """
 
 from __future__ import annotations
@@ -40,6 +40,9 @@ from millrace.wire.schema import Request, Response
 HOST: Final = "127.0.0.1"
 STOP_TIMEOUT_S: Final = 30.0
 DEFAULT_REPLICAS: Final = 3
+MAX_OPEN_FILES: Final = 192
+"""Of all brokers together: select(), which others in this process may call (py4j's callback server does, and dies),
+knows only the first 1,024 descriptors."""
 _REQUEST_TIMEOUT_MS: Final = 10_000
 _CREATE_TOPICS_VERSION: Final = 7
 
@@ -203,7 +206,8 @@ class Cluster:
             },
         )
         # Data that are thrown away need no flush, not even at a clean stop.
-        broker = Broker(config, store=EmbeddedStore(self._database), files=Files(sync=False))
+        files = Files(MAX_OPEN_FILES // len(self._ports), sync=False)
+        broker = Broker(config, store=EmbeddedStore(self._database), files=files)
         await broker.start()
         self._brokers[broker_id] = broker
         # Not `broker.bootstrap`: a test may advertise another address, for a proxy in between.

@@ -15,7 +15,9 @@ import pytest
 
 from millrace.errors import ApiError, ConfigError, ErrorCode
 from millrace.testing import Cluster
+from millrace.testing.cluster import MAX_OPEN_FILES
 from support.servers import answers
+from support.topics import Topics, numbered
 
 SRC = Path(__file__).resolve().parents[3] / "src"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SRC), os.environ.get("PYTHONPATH", "")])}
@@ -64,6 +66,14 @@ def test_nothing_is_left_behind() -> None:
     assert [str(one.message) for one in caught] == []
     assert set(threading.enumerate()) <= threads
     assert open_descriptors() == descriptors
+
+
+def test_it_leaves_the_process_most_of_its_low_descriptors() -> None:
+    with Cluster(brokers=3) as cluster:
+        cluster.create_topic("t", 120)
+        Topics(cluster.bootstrap_servers).send("t", numbered(120, partitions=120))
+        home = str(cluster.data_dir.parent)
+        assert 0 < sum(target.startswith(home) for target in open_descriptors()) <= MAX_OPEN_FILES + 10
 
 
 def test_starting_takes_less_than_a_tenth_of_a_second() -> None:
