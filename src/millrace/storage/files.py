@@ -51,6 +51,11 @@ class Files:
         self.sync = sync
         self._open: dict[DiskFile, None] = {}
 
+    def __del__(self) -> None:
+        """What is still open goes with it, as with Python's own files: a log need not be closed to be forgotten."""
+        for file in self._open:
+            os.close(file.fd)
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self._open)} of {self.max_open} descriptors open)"
 

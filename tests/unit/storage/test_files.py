@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,15 @@ def test_descriptors_are_bounded_and_reopened(tmp_path: Path) -> None:
         assert files.pread(handle, 6, 0) == b"0%d1%d2%d" % (index, index, index)
     files.close_all()
     assert files.open_count == 0
+
+
+def test_what_is_forgotten_is_closed(tmp_path: Path) -> None:
+    files, file = Files(), DiskFile(tmp_path / "f")
+    files.pwritev(file, (b"x",), 1, 0)
+    os.fstat(file.fd)
+    del files
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(file.fd)
 
 
 def test_a_busy_handle_gets_a_second_chance(tmp_path: Path) -> None:
