@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import warnings
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -55,7 +56,7 @@ def test_nothing_is_left_behind() -> None:
     with Cluster():  # what is imported or cached at the first use is not a leak
         pass
     threads = set(threading.enumerate())
-    descriptors = open_descriptors()
+    descriptors = Counter(open_descriptors())
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(3):
@@ -65,7 +66,7 @@ def test_nothing_is_left_behind() -> None:
         gc.collect()
     assert [str(one.message) for one in caught] == []
     assert set(threading.enumerate()) <= threads
-    assert open_descriptors() == descriptors
+    assert Counter(open_descriptors()) <= descriptors  # fewer where the collector found what other tests had left
 
 
 def test_it_leaves_the_process_most_of_its_low_descriptors() -> None:
