@@ -26,7 +26,7 @@ class Waiting(NamedTuple):
     result: asyncio.Future[Any]
 
 
-class Stream(asyncio.Protocol):
+class Stream(asyncio.BufferedProtocol):
     """The protocol object of a client's socket."""
 
     def __init__(self, peer: str) -> None:
@@ -79,9 +79,13 @@ class Stream(asyncio.Protocol):
         if self.failure is not None:  # closed while it was being made
             made.abort()
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        del sizehint
+        return self._frames.room()
+
+    def buffer_updated(self, nbytes: int) -> None:
         try:
-            for frame in self._frames.feed(data):
+            for frame in self._frames.took(nbytes):
                 self._deliver(frame)
             if self._frames.failure is not None:
                 raise self._frames.failure

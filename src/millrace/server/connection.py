@@ -59,7 +59,7 @@ class _Reply:
         self.buffers = buffers
 
 
-class Connection(asyncio.Protocol):
+class Connection(asyncio.BufferedProtocol):
     """The protocol object of one accepted socket; its only owner is the event loop."""
 
     def __init__(
@@ -155,9 +155,13 @@ class Connection(asyncio.Protocol):
             tell()
         self._on_closed(self)
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        del sizehint
+        return self._reader.room()
+
+    def buffer_updated(self, nbytes: int) -> None:
         reader = self._reader
-        frames = reader.feed(data)
+        frames = reader.took(nbytes)
         # What the reader holds of an unfinished frame counts as much as whole requests do.
         held_bytes = reader.pending_bytes
         frame_bytes = 0

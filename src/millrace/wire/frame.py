@@ -7,6 +7,7 @@ memory, only bytes that have arrived do; a frame handed out is never written to 
 from __future__ import annotations
 
 import struct
+import threading
 from typing import Final, NamedTuple, TypeVar
 
 from millrace.errors import ProtocolError
@@ -23,89 +24,133 @@ _REQUEST_START: Final = struct.Struct(">hhih")
 _FRAMED_REQUEST_START: Final = struct.Struct(">ihhih")
 _NEVER: Final = 0x8000
 
+SHARED_BYTES: Final = 256 * 1024
+"""As much as one read may bring."""
+FIRST_ROOM_BYTES: Final = 4096
+"""For the beginning of a frame that may be large."""
+TRUSTED_BYTES: Final = 1024 * 1024
+"""At most so much memory is given on a peer's word."""
+
 
 class FrameReader:
-    """Cuts a stream of bytes into frames.
+    """Cuts a stream of bytes into frames: whoever has a socket reads into `room()` and says `took()` how much.
 
-    A frame that lies within one chunk is a view of that chunk. A frame spread over chunks is gathered in a buffer that
-    grows as bytes arrive, whatever size was declared.
+    Frames that arrive whole are copied out of memory that all readers of a thread share. One that arrives in part gets
+    memory of its own, and the rest of it is read to its place: large frames are hardly copied. That memory grows with
+    what has arrived, whatever size was declared; only a peer that has sent a large frame is believed about the next.
     """
 
-    __slots__ = ("_expected_bytes", "_gathered", "failure", "max_frame_bytes")
+    __slots__ = ("_expected_bytes", "_filled_bytes", "_frame", "_shared", "_trusted_bytes", "failure", "max_bytes")
 
     def __init__(self, max_frame_bytes: int) -> None:
-        self.max_frame_bytes = max_frame_bytes
-        # The frame under way, with its size prefix; empty between frames.
-        self._gathered = bytearray()
+        self.max_bytes = max_frame_bytes
+        self._shared = _of_thread.memory
+        self._frame: bytearray | None = None
+        """The frame under way, with its size prefix; None between frames."""
+        self._filled_bytes = 0
         self._expected_bytes = 0
+        self._trusted_bytes = FIRST_ROOM_BYTES
         self.failure: ProtocolError | None = None
         """Set once a size was negative or above the limit: the stream is lost from there on."""
 
     def __repr__(self) -> str:
-        return f"FrameReader(pending={len(self._gathered)} of {self._expected_bytes or '?'} bytes)"
+        return f"FrameReader(pending={self._filled_bytes} of {self._expected_bytes or '?'} bytes)"
 
     @property
     def pending_bytes(self) -> int:
         """How much of an unfinished frame is held."""
-        return len(self._gathered)
+        return self._filled_bytes
 
-    def feed(self, data: bytes) -> list[memoryview]:
-        """Take the next bytes of the stream and return the frames they complete, without their size prefixes.
+    def room(self) -> memoryview:
+        """Where the next bytes of the stream belong, until they are taken; nobody else may read meanwhile."""
+        if self._frame is not None:
+            return memoryview(self._frame)[self._filled_bytes :]
+        # After a large frame the next may be one, too: only its beginning has to be copied.
+        return self._shared if self._trusted_bytes <= len(self._shared) else self._shared[:FIRST_ROOM_BYTES]
+
+    def took(self, count: int) -> list[memoryview]:
+        """So many bytes were read into `room`; the frames that they complete, without their size prefixes.
 
         Look at `failure` afterwards: frames before a bad size are good, and after it there are none.
         """
         frames: list[memoryview] = []
         if self.failure is None:
             try:
-                self._cut(data, frames)
+                if self._frame is None:
+                    self._cut(count, frames)
+                else:
+                    self._fill(self._frame, count, frames)
             except ProtocolError as error:
                 self.failure = error
-                self._gathered = bytearray()
+                self._end_frame()
         return frames
 
-    def _cut(self, data: bytes, frames: list[memoryview]) -> None:
+    def _cut(self, count: int, frames: list[memoryview]) -> None:
+        shared = self._shared
         pos = 0
-        if self._gathered:
-            pos = self._gather(data)
-            if not self._expected_bytes or len(self._gathered) < self._expected_bytes:
-                return
-            frames.append(memoryview(self._gathered).toreadonly()[4:])
-            self._gathered = bytearray()
-            self._expected_bytes = 0
-        end = len(data)
-        view = memoryview(data)
-        while end - pos >= 4:
-            stop = pos + self._frame_bytes(data, pos)
-            if stop > end:
-                self._expected_bytes = stop - pos
-                break
-            frames.append(view[pos + 4 : stop])
-            pos = stop
-        if pos < end:
-            self._gathered += view[pos:]
+        ends: list[int] = []
+        try:
+            while count - pos >= 4:
+                stop = pos + self._frame_bytes(shared, pos)
+                if stop > count:
+                    self._expected_bytes = stop - pos
+                    break
+                ends.append(stop)
+                pos = stop
+        finally:
+            if ends:
+                whole = memoryview(bytes(shared[:pos]))
+                start = 0
+                for end in ends:
+                    frames.append(whole[start + 4 : end])
+                    start = end
+        if pos < count:
+            part = shared[pos:count]
+            self._frame = bytearray(self._room_for(len(part)))
+            self._frame[: len(part)] = part
+            self._filled_bytes = len(part)
 
-    def _gather(self, data: bytes) -> int:
-        """Add to the frame under way what belongs to it; how many bytes that was."""
-        gathered = self._gathered
-        pos = 0
+    def _fill(self, frame: bytearray, count: int, frames: list[memoryview]) -> None:
+        self._filled_bytes = filled = self._filled_bytes + count
         if not self._expected_bytes:
-            pos = min(4 - len(gathered), len(data))
-            gathered += data[:pos]
-            if len(gathered) < 4:
-                return pos
-            self._expected_bytes = self._frame_bytes(gathered, 0)
-        wanted = self._expected_bytes - len(gathered)
-        if pos == 0 and wanted >= len(data):
-            gathered += data
-            return len(data)
-        gathered += memoryview(data)[pos : pos + wanted]
-        return min(pos + wanted, len(data))
+            if filled < 4:
+                return
+            self._expected_bytes = self._frame_bytes(frame, 0)
+        if filled == self._expected_bytes:
+            frames.append(memoryview(frame).toreadonly()[4:])
+            self._trusted_bytes = min(filled, TRUSTED_BYTES)
+            self._end_frame()
+        elif filled == len(frame):
+            self._frame = bytearray(self._room_for(filled))
+            self._frame[:filled] = frame
+
+    def _room_for(self, arrived_bytes: int) -> int:
+        """How much memory a frame gets of which so much has arrived."""
+        if not self._expected_bytes:
+            return 4  # its size first
+        size_bytes = max(4 * arrived_bytes, self._trusted_bytes)
+        # Not a little too small: the rest would move everything once more.
+        return self._expected_bytes if self._expected_bytes <= size_bytes * 5 // 4 else size_bytes
+
+    def _end_frame(self) -> None:
+        self._frame = None
+        self._filled_bytes = self._expected_bytes = 0
 
     def _frame_bytes(self, data: Buffer, pos: int) -> int:
         size: int = _SIZE.unpack_from(data, pos)[0]
-        if not 0 <= size <= self.max_frame_bytes:
-            raise ProtocolError(f"a frame of {size} bytes, the limit is {self.max_frame_bytes}")
+        if not 0 <= size <= self.max_bytes:
+            raise ProtocolError(f"a frame of {size} bytes, the limit is {self.max_bytes}")
         return size + 4
+
+
+class _OfThread(threading.local):
+    """What all readers of a thread share: between `room` and `took` none other gets its turn."""
+
+    def __init__(self) -> None:
+        self.memory = memoryview(bytearray(SHARED_BYTES))
+
+
+_of_thread = _OfThread()
 
 
 class RequestHeader(NamedTuple):

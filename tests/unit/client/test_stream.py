@@ -7,6 +7,7 @@ import pytest
 
 from millrace.client.stream import Stream, Waiting
 from millrace.errors import ApiError, ErrorCode, ProtocolError
+from support.streams import receive
 
 
 class FakeTransport(asyncio.Transport):
@@ -60,9 +61,9 @@ async def test_a_loss_wakes_writers() -> None:
 
 async def test_frames_nobody_asked_for_are_bounded() -> None:
     stream, transport = opened()
-    stream.data_received(frame(7) * 1000)
+    receive(stream, frame(7) * 1000)
     assert transport.aborts == 0
-    stream.data_received(frame(7))
+    receive(stream, frame(7))
     assert transport.aborts == 1
     assert bytes(await stream.next_unclaimed()) == struct.pack(">i", 7)
 
@@ -72,7 +73,7 @@ async def test_every_waiter_gets_an_error_of_its_own() -> None:
     results: list[asyncio.Future[object]] = [asyncio.get_running_loop().create_future() for _ in range(2)]
     for number, result in enumerate(results):
         stream.waiting[number] = Waiting(bytes, result)
-    stream.data_received(struct.pack(">i", -1))
+    receive(stream, struct.pack(">i", -1))
     assert transport.aborts == 1
     errors = await asyncio.gather(*results, return_exceptions=True)
     assert all(isinstance(error, ProtocolError) for error in errors)

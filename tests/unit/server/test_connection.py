@@ -24,6 +24,7 @@ from millrace.server.flow import ConnectionLimits, MemoryBudget
 from millrace.wire.frame import decode_response
 from millrace.wire.keys import ApiKey
 from millrace.wire.messages.groups import HeartbeatResponse
+from support.streams import receive
 
 
 class FakeTransport:
@@ -113,7 +114,7 @@ class Rig:
         return asyncio.get_running_loop().create_task(work)
 
     def send(self, correlation_id: int, *, key: int = ApiKey.HEARTBEAT, version: int = 0, body: bytes = b"") -> None:
-        self.connection.data_received(request(correlation_id, key=key, version=version, body=body))
+        receive(self.connection, request(correlation_id, key=key, version=version, body=body))
 
     def error_answer(self, response: type[HeartbeatResponse]) -> tuple[int, int]:
         correlation_id, message = decode_response(response, 0, self.transport.written[4:])
@@ -214,7 +215,7 @@ async def test_no_reply_means_no_bytes() -> None:
 )
 async def test_bytes_that_are_not_the_protocol_close_the_connection(raw: bytes) -> None:
     rig = Rig(make_api(lambda context, body: 1))
-    rig.connection.data_received(raw)
+    receive(rig.connection, raw)
     assert rig.transport.closed
     rig.connection.connection_lost(None)
     assert rig.budget.used_bytes == 0
@@ -289,16 +290,16 @@ async def test_the_memory_budget_stops_reading_and_lets_go_on_in_order() -> None
 async def test_a_lone_half_request_larger_than_the_budget_still_arrives() -> None:
     rig = Rig(make_api(lambda context, body: len(body)), budget_bytes=600)
     raw = request(1, body=bytes(1000))
-    rig.connection.data_received(raw[:700])
+    receive(rig.connection, raw[:700])
     assert rig.transport.reading
-    rig.connection.data_received(raw[700:])
+    receive(rig.connection, raw[700:])
     assert rig.answers == [(1, 1000)]
     assert rig.budget.used_bytes == 0
 
 
 async def test_at_twice_the_budget_a_half_request_is_closed() -> None:
     rig = Rig(make_api(lambda context, body: len(body)), budget_bytes=100)
-    rig.connection.data_received(request(1, body=bytes(1000))[:500])
+    receive(rig.connection, request(1, body=bytes(1000))[:500])
     assert rig.transport.closed
     rig.connection.connection_lost(None)
     assert rig.budget.used_bytes == 0
@@ -316,7 +317,7 @@ async def test_answers_that_are_not_read_count_as_memory() -> None:
 async def test_a_connection_begins_a_few_requests_and_then_lets_others() -> None:
     begun: list[int] = []
     rig = Rig(make_api(lambda context, body: begun.append(1) or 1))
-    rig.connection.data_received(b"".join(request(number) for number in range(40)))
+    receive(rig.connection, b"".join(request(number) for number in range(40)))
     assert len(begun) == MAX_REQUESTS_PER_TURN
     assert not rig.transport.reading
     while len(begun) < 40:
@@ -342,7 +343,7 @@ async def test_answers_that_become_ready_together_leave_together() -> None:
 async def test_answers_before_a_bad_frame_still_leave() -> None:
     gates = Gates()
     rig = Rig(make_api(gates.handle))
-    rig.connection.data_received(request(1, body=b"\x01") + request(2, body=b"\x02") + struct.pack(">i", -1))
+    receive(rig.connection, request(1, body=b"\x01") + request(2, body=b"\x02") + struct.pack(">i", -1))
     await settle()
     await gates.open(1)
     await gates.open(2)
@@ -366,7 +367,7 @@ async def test_a_lost_connection_cancels_its_work_and_gives_everything_back() ->
     rig = Rig(make_api(gates.handle))
     rig.send(1, body=b"\x01")
     rig.send(2, body=b"\x02")
-    rig.connection.data_received(struct.pack(">i", 5000) + b"half")
+    receive(rig.connection, struct.pack(">i", 5000) + b"half")
     await settle()
     rig.connection.connection_lost(None)
     await settle()
@@ -379,7 +380,7 @@ async def test_a_lost_connection_cancels_its_work_and_gives_everything_back() ->
 async def test_one_byte_at_a_time_is_as_good_as_any() -> None:
     rig = Rig(make_api(lambda context, body: len(body)))
     for byte in request(7, body=b"hello"):
-        rig.connection.data_received(bytes([byte]))
+        receive(rig.connection, bytes([byte]))
     assert rig.answers == [(7, 5)]
 
 

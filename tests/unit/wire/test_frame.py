@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 import struct
 import tracemalloc
 
@@ -7,6 +8,8 @@ import pytest
 
 from millrace.errors import ProtocolError
 from millrace.wire.frame import (
+    FIRST_ROOM_BYTES,
+    SHARED_BYTES,
     FrameReader,
     RequestHeader,
     decode_response,
@@ -21,17 +24,65 @@ from millrace.wire.messages.api_versions import ApiVersionsRequest, ApiVersionsR
 from millrace.wire.messages.fetch import FetchResponse
 from millrace.wire.messages.groups import HeartbeatRequest, HeartbeatResponse
 from millrace.wire.primitives import tagged_section
+from support.streams import feed
 
 
 def framed(*bodies: bytes) -> bytes:
     return b"".join(struct.pack(">i", len(body)) + body for body in bodies)
 
 
-def test_whole_frames_are_views_of_the_chunk() -> None:
-    data = framed(b"one", b"", b"three")
-    frames = FrameReader(100).feed(data)
+def test_whole_frames_that_come_together_share_one_copy() -> None:
+    frames = feed(FrameReader(100), framed(b"one", b"", b"three"))
     assert [bytes(frame) for frame in frames] == [b"one", b"", b"three"]
-    assert all(frame.obj is data for frame in frames)
+    assert all(frame.obj is frames[0].obj for frame in frames)
+
+
+def test_the_rest_of_a_large_frame_is_read_to_its_place() -> None:
+    reader = FrameReader(1 << 20)
+    body = random.Random(1).randbytes(200_000)
+    assert feed(reader, framed(body)[:60_000]) == []
+    place = reader.room()
+    assert len(place) == 4 + len(body) - 60_000
+    place[:] = body[60_000 - 4 :]
+    (frame,) = reader.took(len(place))
+    assert frame.obj is place.obj
+    assert frame == body
+
+
+def test_only_the_beginning_of_the_next_large_frame_is_copied() -> None:
+    reader = FrameReader(1 << 20)
+    body = bytes(500_000)
+    assert len(reader.room()) == SHARED_BYTES
+    assert feed(reader, framed(body)) == [body]
+    first = reader.room()
+    assert len(first) == FIRST_ROOM_BYTES
+    first[:4] = framed(body)[:4]
+    assert reader.took(4) == []
+    assert len(reader.room()) == len(body)  # believed now
+    assert feed(reader, body) == [body]
+    assert feed(reader, framed(b"small")[:7]) == []
+    assert feed(reader, b"ll") == [b"small"]
+    assert len(reader.room()) == SHARED_BYTES
+
+
+def test_memory_grows_with_what_has_arrived() -> None:
+    reader = FrameReader(1 << 30)
+    feed(reader, struct.pack(">i", 1 << 20))
+    sizes = []
+    while not feed(reader, bytes(1000)):
+        sizes.append((reader.pending_bytes, reader.pending_bytes + len(reader.room())))
+    assert sizes[-1][1] == (1 << 20) + 4
+    assert all(held <= max(FIRST_ROOM_BYTES, 5 * arrived) for arrived, held in sizes)
+    assert len({held for _, held in sizes}) <= 6
+
+
+def test_readers_of_one_thread_do_not_disturb_each_other() -> None:
+    one, two = FrameReader(100), FrameReader(100)
+    (first,) = feed(one, framed(b"one"))
+    feed(one, framed(b"later")[:6])
+    (second,) = feed(two, framed(b"two"))
+    (third,) = feed(one, b"ter")
+    assert [bytes(frame) for frame in (first, second, third)] == [b"one", b"two", b"later"]
 
 
 @pytest.mark.parametrize("step", [1, 2, 3, 4, 5, 6, 7, 11])
@@ -40,17 +91,17 @@ def test_frames_across_chunks(step: int) -> None:
     reader = FrameReader(100)
     found = []
     for at in range(0, len(data), step):
-        found += [bytes(frame) for frame in reader.feed(data[at : at + step])]
+        found += [bytes(frame) for frame in feed(reader, data[at : at + step])]
     assert found == [b"a", b"bcdefghij", b"", b"klm"]
     assert reader.pending_bytes == 0
 
 
 def test_a_frame_is_never_written_to_again() -> None:
     reader = FrameReader(100)
-    reader.feed(framed(b"hello")[:6])
-    (first,) = reader.feed(b"llo" + framed(b"again")[:5])
+    feed(reader, framed(b"hello")[:6])
+    (first,) = feed(reader, b"llo" + framed(b"again")[:5])
     assert first.readonly
-    reader.feed(b"gain")
+    feed(reader, b"gain")
     assert bytes(first) == b"hello"
 
 
@@ -58,15 +109,15 @@ def test_a_frame_is_never_written_to_again() -> None:
 def test_sizes_out_of_range(size: int) -> None:
     for pieces in ([struct.pack(">i", size)], [struct.pack(">i", size)[:2], struct.pack(">i", size)[2:]]):
         reader = FrameReader(100)
-        assert [reader.feed(piece) for piece in pieces] == [[] for _ in pieces]
+        assert [feed(reader, piece) for piece in pieces] == [[] for _ in pieces]
         assert "a frame of" in str(reader.failure)
-        assert reader.feed(struct.pack(">i", 1) + b"x") == []
+        assert feed(reader, struct.pack(">i", 1) + b"x") == []
         assert reader.pending_bytes == 0
 
 
 def test_frames_before_a_bad_size_are_good() -> None:
     reader = FrameReader(100)
-    frames = reader.feed(struct.pack(">i", 2) + b"ok" + struct.pack(">i", -1))
+    frames = feed(reader, struct.pack(">i", 2) + b"ok" + struct.pack(">i", -1))
     assert [bytes(frame) for frame in frames] == [b"ok"]
     assert reader.failure is not None
 
@@ -75,8 +126,8 @@ def test_a_declared_size_allocates_nothing() -> None:
     reader = FrameReader(1 << 30)
     tracemalloc.start()
     try:
-        reader.feed(struct.pack(">i", 1 << 30) + b"x")
-        reader.feed(b"y")
+        feed(reader, struct.pack(">i", 1 << 30) + b"x")
+        feed(reader, b"y")
         assert tracemalloc.get_traced_memory()[1] < 10_000
     finally:
         tracemalloc.stop()
@@ -87,7 +138,7 @@ def test_a_declared_size_allocates_nothing() -> None:
 def test_other_protocols_are_refused() -> None:
     for hello in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00"):
         reader = FrameReader(100 << 20)
-        assert reader.feed(hello) == []
+        assert feed(reader, hello) == []
         assert reader.failure is not None
 
 
@@ -143,7 +194,7 @@ def test_response_headers() -> None:
 @pytest.mark.parametrize("version", range(5))
 def test_response_round_trip(version: int) -> None:
     raw = encode_response(77, version, HeartbeatResponse(error_code=25))
-    (frame,) = FrameReader(1000).feed(raw)
+    (frame,) = feed(FrameReader(1000), raw)
     assert decode_response(HeartbeatResponse, version, frame) == (77, HeartbeatResponse(error_code=25))
     raw = encode_response(78, version, ApiVersionsResponse(error_code=35))
     assert decode_response(ApiVersionsResponse, version, raw[4:]) == (78, ApiVersionsResponse(error_code=35))
