@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
 
 from millrace.errors import ApiError, ErrorCode, MillraceError, code_of
 from millrace.handlers.context import RequestContext
 from millrace.handlers.leaders import leader_hint
+from millrace.handlers.promise import Promise
 from millrace.handlers.registry import api
-from millrace.replication.gathering import LONGEST_S
 from millrace.storage.log import ReadResult
 from millrace.wire.hot import (
     FETCH_TOPIC_ID_FROM,
@@ -37,7 +37,7 @@ _Outcome = list[tuple["Wanted", FetchResult]]
 
 
 @api(ApiKey.FETCH, FetchRequest, "4-18", overlaps=True, decoder=read_fetch, encoder=write_fetch)
-def fetch(context: RequestContext, call: FetchCall) -> FetchReply | Coroutine[Any, Any, FetchReply]:
+def fetch(context: RequestContext, call: FetchCall) -> FetchReply | Promise[FetchReply | Exception]:
     """Answer with what is committed, or wait for `min_bytes` for at most `max_wait_ms`.
 
     A reply starts with the whole batch that holds the asked offset. The first partition with data gives at least one
@@ -70,7 +70,7 @@ def fetch(context: RequestContext, call: FetchCall) -> FetchReply | Coroutine[An
     outcome, size_bytes, settled = reader.read_all(fetching.wanted, max_bytes)
     if settled or not may_wait or (size_bytes >= call.min_bytes and not holds_back):
         return _reply(fetching, outcome)
-    return _long_poll(context, call, fetching, max_bytes, outcome, reader)
+    return _LongPoll(context, call, fetching, max_bytes, reader)
 
 
 def _reader(context: RequestContext, call: FetchCall) -> _ConsumerReader | _ReplicaReader:
@@ -283,12 +283,12 @@ class _ReplicaReader:
             if not size_bytes or self._gathered_bytes >= self._wanted_bytes:
                 wake()
             elif self._patience is None:
-                self._patience = clock.call_later(LONGEST_S, wake)
+                self._patience = clock.call_later(self._gathering.longest_s, wake)
 
         for partition in partitions:
             partition.end_watchers.add(grown)
         if self._gathered_bytes:
-            self._patience = clock.call_later(LONGEST_S, wake)
+            self._patience = clock.call_later(self._gathering.longest_s, wake)
         self._wake = wake
         self._wake_after(self._held_back_s)
 
@@ -311,43 +311,64 @@ def _failed(context: RequestContext, item: Wanted, error: MillraceError) -> Fetc
     return FetchResult(item.index, code, leader=leader_hint(context, item.key, item.index, code))
 
 
-async def _long_poll(
-    context: RequestContext,
-    call: FetchCall,
-    fetching: Fetching,
-    max_bytes: int,
-    outcome: _Outcome,
-    reader: _ConsumerReader | _ReplicaReader,
-) -> FetchReply:
-    """Wait for the first change that concerns this fetch. Cancelled, it leaves no watcher behind."""
-    broker = context.broker
-    loop = asyncio.get_running_loop()
-    moved: asyncio.Future[None] = loop.create_future()
+class _LongPoll(Promise[FetchReply | Exception]):
+    """A fetch that waits for the first change that concerns it. Cancelled or kept, it leaves no watcher behind.
 
-    def wake() -> None:
-        if not moved.done():
-            moved.set_result(None)
+    Everything that happens in one turn of the loop is looked at together, in the next.
+    """
 
-    over = False
+    __slots__ = ("_call", "_fetching", "_is_over", "_look", "_max_bytes", "_reader", "_replicas", "_timer", "_unwatch")
 
-    def expire() -> None:
-        nonlocal over
-        over = True
-        wake()
+    def __init__(
+        self,
+        context: RequestContext,
+        call: FetchCall,
+        fetching: Fetching,
+        max_bytes: int,
+        reader: _ConsumerReader | _ReplicaReader,
+    ) -> None:
+        super().__init__()
+        self._replicas = context.broker.replicas
+        self._call = call
+        self._fetching = fetching
+        self._max_bytes = max_bytes
+        self._reader = reader
+        self._is_over = False
+        """No more waiting: the next look is the last."""
+        self._look: asyncio.Handle | None = None
+        self._timer = context.broker.clock.call_later(call.max_wait_ms / 1000, self._expire)
+        self._unwatch = reader.watch(fetching.wanted, self._wake)
 
-    timer = broker.clock.call_later(call.max_wait_ms / 1000, expire)
-    unwatch = reader.watch(fetching.wanted, wake)
-    try:
-        while not over:
-            await moved
-            moved = loop.create_future()
-            outcome, size_bytes, settled = reader.read_all(fetching.wanted, max_bytes)
-            if settled or size_bytes >= call.min_bytes or broker.replicas.closing:
-                break
-    finally:
-        timer.cancel()
-        unwatch()
-    return _reply(fetching, outcome)
+    def cancel(self) -> None:
+        super().cancel()
+        self._stop()
+
+    def _wake(self) -> None:
+        if self._look is None:
+            self._look = asyncio.get_running_loop().call_soon(self._look_again)
+
+    def _expire(self) -> None:
+        self._is_over = True
+        self._wake()
+
+    def _look_again(self) -> None:
+        self._look = None
+        answer: FetchReply | Exception
+        try:
+            outcome, size_bytes, settled = self._reader.read_all(self._fetching.wanted, self._max_bytes)
+            if not (settled or self._is_over or size_bytes >= self._call.min_bytes or self._replicas.closing):
+                return
+            answer = _reply(self._fetching, outcome)
+        except Exception as error:  # noqa: BLE001 - the connection answers and logs it
+            answer = error
+        self._stop()
+        self.keep(answer)
+
+    def _stop(self) -> None:
+        self._timer.cancel()
+        self._unwatch()
+        if self._look is not None:
+            self._look.cancel()
 
 
 def _reply(fetching: Fetching, outcome: _Outcome) -> FetchReply:

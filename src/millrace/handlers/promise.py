@@ -1,8 +1,8 @@
 """An answer that comes later and is passed on in the very call that makes it.
 
 An asyncio future does so a turn of the loop later. On the hot path that turn is time in which whole requests are
-handled, while an answer that is ready waits. What is not here: errors; a promise is always kept, with an answer that
-may say what went wrong.
+handled, while an answer that is ready waits. A promise is always kept; what went wrong is an answer, too, and may be an
+exception.
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ from millrace.metadata.deltas import (
 )
 from millrace.model import INTERNAL_TOPICS, TopicPartition
 from millrace.records.batch import TimestampType
+from millrace.replication.contention import Contention
 from millrace.replication.gathering import Gathering
 from millrace.replication.partition import Partition
 from millrace.replication.throttle import ReplicationQuota, is_throttled
@@ -102,6 +103,7 @@ class Replicas:
         self._image = ClusterImage()
         self._leader_quota = ReplicationQuota(config.get_int(_LEADER_RATE), clock)
         self._follower_quota = ReplicationQuota(config.get_int(_FOLLOWER_RATE), clock)
+        self._contention = Contention()
         self._gathering: dict[int, Gathering] = {}
         self.closing = False
         self.followed: Followed = _NobodyToFollow()
@@ -162,7 +164,7 @@ class Replicas:
         """How much the answers to a follower should bring, of all partitions that it has from here."""
         found = self._gathering.get(broker_id)
         if found is None:
-            found = self._gathering[broker_id] = Gathering()
+            found = self._gathering[broker_id] = Gathering(self._contention)
         return found
 
     def held(self, topic: str, index: int) -> Partition | None:

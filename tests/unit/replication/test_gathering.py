@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Coroutine
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,8 +15,18 @@ from millrace.errors import ErrorCode
 from millrace.handlers.context import RequestContext
 from millrace.handlers.fetch import fetch
 from millrace.handlers.fetch_sessions import FetchSessions
+from millrace.handlers.promise import Promise
 from millrace.metadata.deltas import PartitionState
-from millrace.replication.gathering import ENOUGH_BYTES, LONGEST_S, MOST, WINDOW_S, WORTHWHILE_BYTES, Gathering
+from millrace.replication.contention import Contention, Use
+from millrace.replication.gathering import (
+    ENOUGH_BYTES,
+    LONGEST_IF_SHORT_S,
+    LONGEST_S,
+    MOST,
+    WINDOW_S,
+    WORTHWHILE_BYTES,
+    Gathering,
+)
 from millrace.replication.partition import Partition
 from millrace.storage.files import Files
 from millrace.storage.log import Log
@@ -30,17 +39,18 @@ from support.batches import NOW_MS, batch
 FOLLOWER, FOLLOWER_EPOCH = 2, 7
 BATCH = batch(100, size=1000)
 IN_FLIGHT = 3
+NO_CONTENTION = Contention(lambda: None)
 
 
 class TestHowMuchIsWantedOf:
     def test_a_follower_with_small_answers(self) -> None:
-        gathering = Gathering()
+        gathering = Gathering(NO_CONTENTION)
         for second in range(10):
             assert gathering.wanted_bytes(float(second)) == 0
             gathering.answered(WORTHWHILE_BYTES - 1)
 
     def test_one_with_large_answers(self) -> None:
-        gathering = Gathering()
+        gathering = Gathering(NO_CONTENTION)
         assert gathering.wanted_bytes(0.0) == 0
         gathering.answered(WORTHWHILE_BYTES)
         assert gathering.wanted_bytes(0.5) == 0
@@ -53,13 +63,27 @@ class TestHowMuchIsWantedOf:
         assert gathering.wanted_bytes(1.9) == 200_000 * MOST, "what was waited for is no measure"
 
     def test_one_whose_answers_become_small(self) -> None:
-        gathering = Gathering()
+        gathering = Gathering(NO_CONTENTION)
         gathering.wanted_bytes(0.0)
         gathering.answered(300_000)
         gathering.wanted_bytes(WINDOW_S)
         gathering.answered(1000)
         assert gathering.wanted_bytes(WINDOW_S) == 0, "one trial was in vain"
         assert gathering.wanted_bytes(2 * WINDOW_S) == 0, "and is not repeated"
+
+    def test_one_on_a_machine_that_is_short_of_processors(self) -> None:
+        use = Use(0, 0)
+        gathering = Gathering(Contention(lambda: use))
+        for second in range(4):
+            gathering.wanted_bytes(float(second))
+            gathering.answered(300_000)
+            assert gathering.longest_s == LONGEST_S
+        use = Use(10**9, 10**9)
+        gathering.wanted_bytes(4.0)
+        assert gathering.longest_s == LONGEST_IF_SHORT_S
+        gathering.answered(1000)
+        gathering.wanted_bytes(5.0)
+        assert gathering.longest_s == LONGEST_S, "they are there again"
 
 
 class Leader:
@@ -71,7 +95,7 @@ class Leader:
         topic_id = uuid.uuid4()
         self.partition = Partition("t", 0, topic_id, open_log=lambda: log, clock=self.clock, broker_id=1)
         self.partition.lead(PartitionState((1, FOLLOWER), (1, FOLLOWER), 1, leader_epoch=0))
-        self.gathering = Gathering()
+        self.gathering = Gathering(NO_CONTENTION)
         replicas = SimpleNamespace(
             find=lambda _key, _index: self.partition,
             led=lambda _key, _index: self.partition,
@@ -91,7 +115,7 @@ class Leader:
         for _ in range(count):
             self.partition.append(BATCH)
 
-    def fetch(self, batches: int) -> FetchReply | Coroutine[Any, Any, FetchReply]:
+    def fetch(self, batches: int) -> FetchReply | Promise[FetchReply | Exception]:
         """As a follower that has so many batches."""
         asked = FetchPartition(0, 0, batches * 100, -1, 0, 1 << 20)
         call = FetchCall(FOLLOWER, 500, 1, 10 << 20, 0, 0, -1, [(self._topic, [asked])], [], "", FOLLOWER_EPOCH)
@@ -105,12 +129,13 @@ class Leader:
         assert result.error_code == 0
         return len(result.records) // len(BATCH)
 
-    async def start_waiting(self, batches: int) -> asyncio.Task[FetchReply]:
+    def start_waiting(self, batches: int) -> asyncio.Future[FetchReply | Exception]:
         reply = self.fetch(batches)
         assert not isinstance(reply, FetchReply), "it was answered at once"
-        task = asyncio.get_running_loop().create_task(reply)
-        await asyncio.sleep(0)
-        return task
+        answer: asyncio.Future[FetchReply | Exception] = asyncio.get_running_loop().create_future()
+        reply.then(answer.set_result)
+        answer.add_done_callback(lambda _: reply.cancel())
+        return answer
 
     async def pass_time(self, seconds: float) -> None:
         self.clock.advance(seconds)
@@ -126,7 +151,7 @@ async def leader(tmp_path: Path) -> Leader:
     assert made.batches_of(made.fetch(0)) == IN_FLIGHT - 1, "nobody waits at first"
     await made.pass_time(WINDOW_S)
     made.append(IN_FLIGHT)
-    trial = await made.start_waiting(IN_FLIGHT - 1)
+    trial = made.start_waiting(IN_FLIGHT - 1)
     await made.pass_time(LONGEST_S)
     assert made.batches_of(await trial) == IN_FLIGHT
     return made
@@ -137,7 +162,7 @@ DONE = 2 * IN_FLIGHT - 1
 
 async def test_a_fetch_is_answered_when_most_of_what_is_in_flight_is_there(leader: Leader) -> None:
     leader.append(1)
-    waiting = await leader.start_waiting(DONE)
+    waiting = leader.start_waiting(DONE)
     leader.append(1)
     await leader.pass_time(0)
     assert not waiting.done()
@@ -153,7 +178,7 @@ async def test_and_at_once_if_it_finds_that_much(leader: Leader) -> None:
 
 async def test_a_fetch_with_less_waits_only_a_moment(leader: Leader) -> None:
     leader.append(1)
-    waiting = await leader.start_waiting(DONE)
+    waiting = leader.start_waiting(DONE)
     await leader.pass_time(LONGEST_S * 0.9)
     assert not waiting.done()
     await leader.pass_time(LONGEST_S * 0.2)
@@ -161,7 +186,7 @@ async def test_a_fetch_with_less_waits_only_a_moment(leader: Leader) -> None:
 
 
 async def test_the_moment_begins_with_the_first_append(leader: Leader) -> None:
-    waiting = await leader.start_waiting(DONE)
+    waiting = leader.start_waiting(DONE)
     await leader.pass_time(LONGEST_S * 10)
     assert not waiting.done()
     leader.append(1)
@@ -171,7 +196,7 @@ async def test_the_moment_begins_with_the_first_append(leader: Leader) -> None:
 
 async def test_what_the_fetch_promises_counts_when_it_arrives(leader: Leader) -> None:
     leader.append(1)
-    waiting = await leader.start_waiting(DONE)
+    waiting = leader.start_waiting(DONE)
     assert leader.partition.high_watermark.offset == DONE * 100
     waiting.cancel()
 
@@ -182,10 +207,44 @@ async def test_a_follower_elsewhere_in_the_log_does_not_wait(leader: Leader) -> 
     assert leader.batches_of(leader.fetch(1)) > 0
 
 
+async def test_what_comes_before_the_connection_waits_is_not_missed(leader: Leader) -> None:
+    leader.append(1)
+    waiting = leader.start_waiting(DONE)
+    leader.append(IN_FLIGHT)
+    await asyncio.sleep(0)
+    assert leader.batches_of(waiting.result()) == IN_FLIGHT + 1
+
+
+async def test_a_cancelled_wait_leaves_no_watcher(leader: Leader) -> None:
+    leader.append(1)
+    waiting = leader.start_waiting(DONE)
+    assert leader.partition.end_watchers
+    waiting.cancel()
+    await leader.pass_time(0)
+    assert not leader.partition.end_watchers
+    leader.append(IN_FLIGHT)
+    await leader.pass_time(1)
+
+
+async def test_a_failure_while_it_waits_is_the_answer(leader: Leader, monkeypatch: pytest.MonkeyPatch) -> None:
+    leader.append(1)
+    waiting = leader.start_waiting(DONE)
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(leader.partition, "serve_follower", fail)
+    await leader.pass_time(LONGEST_S)
+    assert isinstance(waiting.result(), RuntimeError)
+    assert not leader.partition.end_watchers
+
+
 async def test_the_wait_ends_with_the_leadership(leader: Leader) -> None:
     leader.append(1)
-    waiting = await leader.start_waiting(DONE)
+    waiting = leader.start_waiting(DONE)
     leader.partition.follow(PartitionState((1, FOLLOWER), (1, FOLLOWER), FOLLOWER, leader_epoch=1))
     await leader.pass_time(0)
-    [(_, [result])] = waiting.result().topics
+    reply = waiting.result()
+    assert isinstance(reply, FetchReply)
+    [(_, [result])] = reply.topics
     assert result.error_code == ErrorCode.FENCED_LEADER_EPOCH
