@@ -208,6 +208,7 @@ class _ReplicaReader:
         settled = False
         held_back_s = 0.0
         only_note, self._only_note = self._only_note, False
+        flush_patience_s = self._gathering.longest_s if self._wanted_bytes else 0.0
         self._give_back()
         self._end_patience()
         for item in wanted:
@@ -227,6 +228,7 @@ class _ReplicaReader:
                     item.last_fetched_epoch,
                     0 if wait_s else room,
                     at_least_one=size_bytes == 0 and not wait_s and not only_note,
+                    flush_patience_s=flush_patience_s,
                 )
                 mark, start = partition.high_watermark.offset, partition.log.start_offset
                 if isinstance(read, ReadResult):

@@ -167,6 +167,7 @@ class Partition:
         self._alone = not self._followers
         self._judge_min_isr()
         if self._log is not None:
+            self._log.flush_patience_s = 0.0
             if begins:
                 self._begin_epoch(self._log)
             else:
@@ -183,6 +184,8 @@ class Partition:
             self.under_min_isr = False
             self.high_watermark.fail(self.not_leader())
             self._wake_end(0)
+            if self._log is not None:
+                self._log.flush_patience_s = 0.0
 
     def _begin_epoch(self, log: Log) -> None:
         log.assign_epoch(self.leader_epoch)
@@ -328,12 +331,23 @@ class Partition:
     # ------------------------------------------------------------------------------------------------- leading others
 
     def serve_follower(
-        self, broker_id: int, broker_epoch: int, offset: int, last_epoch: int, max_bytes: int, *, at_least_one: bool
+        self,
+        broker_id: int,
+        broker_epoch: int,
+        offset: int,
+        last_epoch: int,
+        max_bytes: int,
+        *,
+        at_least_one: bool,
+        flush_patience_s: float = 0.0,
     ) -> ReadResult | tuple[int, int]:
         """Batches for a follower from `offset` on, committed or not; or where its log diverges: (epoch, its end).
 
         The follower has everything below `offset`, which may move the high watermark. OFFSET_OUT_OF_RANGE where the
         log does not reach.
+
+        What is appended next cannot be committed before it was fetched: where fetches wait for more, it need not be
+        flushed any sooner. `flush_patience_s` is how long it may wait for a fetch that does not come.
         """
         follower = self._followers.get(broker_id)
         if follower is None:
@@ -353,7 +367,11 @@ class Partition:
         if broker_id not in self.state.isr and self.wants_isr is not None and self._proposed is None:
             self._consider_joining(follower)
         self._advance()
-        return log.read(offset, max_bytes, at_least_one=at_least_one)
+        log.flush_patience_s = flush_patience_s
+        read = log.read(offset, max_bytes, at_least_one=at_least_one)
+        if read.data:
+            log.flush_soon()  # while the follower does the same
+        return read
 
     def _consider_joining(self, follower: Follower) -> None:
         if isr.may_join(follower, self.high_watermark.offset, self._epoch_start) and self.wants_isr is not None:

@@ -2,7 +2,8 @@
 
 There is no timer in `group` mode: while one sync runs in a thread, more logs and more batches become dirty, and the
 next one covers them all. Latency is about one sync at low load, and throughput hardly suffers at high load. In
-`interval` mode a log waits for its interval first.
+`interval` mode a log waits for its interval first; in `group` mode one waits only for what its owner knows will come
+(`Log.flush_patience_s`).
 
 A failed sync is final. The kernel may have dropped the dirty pages, so a second sync that succeeds proves nothing: the
 flusher stops, nothing counts as flushed any more, and `on_failure` takes the directory offline.
@@ -115,20 +116,22 @@ class Flusher:
             if self._dirty:
                 self._wake()
 
-    def request(self, log: Log) -> None:
-        """Have the log synced: now, or within its interval. Cheap, and harmless when repeated."""
+    def request(self, log: Log, within_s: float = 0.0) -> None:
+        """Have the log synced: now, or within `within_s` or its interval. Cheap, and harmless when repeated."""
         if log in self._dirty:
             return
         config = log.config
         if config.flush_mode is FlushMode.INTERVAL:
-            if log not in self._delayed and self._thread is not None:
-                self._delayed[log] = self._clock.call_later(
-                    config.flush_interval_ms / 1000, lambda: self._interval_over(log)
-                )
+            within_s = config.flush_interval_ms / 1000
+        if within_s and self._thread is not None:
+            if log not in self._delayed:
+                self._delayed[log] = self._clock.call_later(within_s, lambda: self._wait_is_over(log))
             return
+        if log in self._delayed:
+            self._delayed.pop(log).cancel()
         self._add(log)
 
-    def _interval_over(self, log: Log) -> None:
+    def _wait_is_over(self, log: Log) -> None:
         self._delayed.pop(log, None)
         self._add(log)
 
@@ -170,6 +173,10 @@ class Flusher:
             thread.stop()
 
     def _begin(self) -> None:
+        if self._thread is None:
+            # Stopped in a hurry. The logs stay as dirty as they are: a ticket would say that somebody syncs them.
+            self._rest()
+            return
         logs, self._dirty = self._dirty, {}
         tickets: list[FlushTicket] = []
         try:
@@ -180,7 +187,7 @@ class Flusher:
         except StorageError as error:
             self._end(tickets, error)
             return
-        if tickets and self._thread is not None:
+        if tickets:
             self._thread.run(lambda: self._sync(tickets), lambda error: self._end(tickets, error))
         else:
             self._rest()
@@ -223,14 +230,15 @@ class Flusher:
         """
         for ticket in tickets:
             ticket.run(self._files)
-        if len(tickets) > 1 or self._thread is None:
+        thread = self._thread
+        if len(tickets) > 1 or thread is None:
             return
         (ticket,) = tickets
         for _ in range(MAX_SYNCS_IN_A_ROW):
             end = ticket.grown()
             if end is None or len(self._dirty) > 1:
                 return
-            self._thread.tell(partial(ticket.log.note_synced, ticket.end, ticket.generation))
+            thread.tell(partial(ticket.log.note_synced, ticket.end, ticket.generation))
             ticket.sync_again(self._files, end)
 
     def _fail(self, error: StorageError) -> None:

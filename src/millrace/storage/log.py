@@ -107,6 +107,10 @@ class LogLayout(NamedTuple):
     epochs: list[tuple[int, int]]
 
 
+RequestFlush = Callable[["Log", float], object]
+"""Have a log synced within so many seconds."""
+
+
 class Log:
     """A partition's records on disk. See the module for owner and invariants."""
 
@@ -123,8 +127,10 @@ class Log:
         """Why the log is offline: every use of it raises this."""
         self.on_flushed: list[Callable[[], object]] = []
         """Called on the loop whenever `flushed` has advanced."""
-        self.request_flush: Callable[[Log], object] | None = None
+        self.request_flush: RequestFlush | None = None
         """Called when there is something to sync: at every append by `flush_mode`, and at every roll."""
+        self.flush_patience_s = 0.0
+        """How long the flush of an append may wait, because whoever sets this will ask for it sooner (`flush_soon`)."""
         self.discard: Callable[[list[Path]], object] | None = None
         """Takes files that are no longer part of the log and removes them, perhaps later."""
         self.create_directory: Callable[[], None] | None = None
@@ -304,7 +310,7 @@ class Log:
         self._end = LogPosition(end_offset, segment.base_offset, position + size)
         self._unsynced[segment] = None
         if self._flush_on_append and self.request_flush is not None:
-            self.request_flush(self)
+            self.request_flush(self, self.flush_patience_s)
         return Appended(base_offset, last_offset, log_append_time_ms, self.start_offset, False)
 
     def append_as_follower(self, records: bytes | memoryview) -> int:
@@ -348,7 +354,7 @@ class Log:
         self._end = LogPosition(expected, segment.base_offset, segment.size_bytes)
         self._unsynced[segment] = None
         if self._flush_on_append and self.request_flush is not None:
-            self.request_flush(self)
+            self.request_flush(self, 0.0)
         return expected
 
     def _create_directory(self) -> None:
@@ -491,7 +497,7 @@ class Log:
         self._end = LogPosition(self.end_offset, segment.base_offset, 0)
         self._rolled = True
         if self.request_flush is not None:
-            self.request_flush(self)
+            self.request_flush(self, 0.0)
         return segment
 
     def _snapshot_producers(self) -> None:
@@ -912,7 +918,7 @@ class Log:
         self._reload_producers()
         self._remove(paths)
         if self.request_flush is not None:
-            self.request_flush(self)
+            self.request_flush(self, 0.0)
 
     def _lower_flushed(self, position: LogPosition) -> None:
         """Before a truncation: after a crash in the middle of it, a shorter log must not look like a damaged one."""
@@ -1014,6 +1020,11 @@ class Log:
         self._unsynced_files = []
         self._rolled = False
         return ticket
+
+    def flush_soon(self) -> None:
+        """Do not wait any longer with what has been appended."""
+        if self._flush_on_append and self._unsynced and self.request_flush is not None:
+            self.request_flush(self, 0.0)
 
     @property
     def written_end(self) -> LogPosition:

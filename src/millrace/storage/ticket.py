@@ -60,6 +60,7 @@ class FlushTicket:
             or end.segment_base != self.end.segment_base
             or len(self.pinned) != 1
             or self.log.owes_more_than_data
+            or self.log.flush_patience_s
         ):
             return None
         return end

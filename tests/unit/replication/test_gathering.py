@@ -248,3 +248,28 @@ async def test_the_wait_ends_with_the_leadership(leader: Leader) -> None:
     assert isinstance(reply, FetchReply)
     [(_, [result])] = reply.topics
     assert result.error_code == ErrorCode.FENCED_LEADER_EPOCH
+
+
+async def test_the_leader_flushes_when_it_answers(leader: Leader) -> None:
+    log = leader.partition.log
+    log.apply_config(LogConfig(flush_mode=FlushMode.GROUP))
+    asked: list[float] = []
+    log.request_flush = lambda _log, within_s: asked.append(within_s)
+    waiting = leader.start_waiting(DONE)
+    leader.append(IN_FLIGHT)
+    assert asked == [LONGEST_S] * IN_FLIGHT, "nothing can be committed before it was fetched"
+    await leader.pass_time(0)
+    assert leader.batches_of(waiting.result()) == IN_FLIGHT
+    assert asked[IN_FLIGHT:] == [0.0]
+
+
+async def test_what_a_new_leader_appends_is_flushed_at_once(leader: Leader) -> None:
+    log = leader.partition.log
+    leader.start_waiting(DONE)
+    assert log.flush_patience_s == LONGEST_S
+    leader.partition.lead(PartitionState((1, FOLLOWER), (1,), 1, leader_epoch=0))
+    assert log.flush_patience_s == 0, "the follower may be gone"
+    leader.start_waiting(DONE)
+    assert log.flush_patience_s == LONGEST_S
+    leader.partition.follow(PartitionState((1, FOLLOWER), (1, FOLLOWER), FOLLOWER, leader_epoch=1))
+    assert log.flush_patience_s == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer
@@ -172,10 +173,10 @@ def test_a_replica_that_is_held_back_asks_seldom_and_goes_on_when_the_limit_is_l
     served: list[int] = []
     serve = Partition.serve_follower
 
-    def count(self: Partition, *args: int, at_least_one: bool) -> object:
+    def count(self: Partition, *args: int, **options: Any) -> object:
         if self.topic == "t":  # other tests' clusters may live on in this process
             served.append(args[0])
-        return serve(self, *args, at_least_one=at_least_one)
+        return serve(self, *args, **options)
 
     monkeypatch.setattr(Partition, "serve_follower", count)
     add_replica(cluster)

@@ -142,6 +142,30 @@ async def test_truncation_during_a_sync_does_not_count_as_flushed(tmp_path: Path
     log.close()
 
 
+async def test_a_stop_that_is_cancelled_ends_the_sync_and_leaves_the_rest_dirty(tmp_path: Path) -> None:
+    files = SlowFiles()
+    log = make(tmp_path, files)
+    flusher = Flusher("d", files=files, clock=SystemClock())
+    flusher.start()
+    log.request_flush = flusher.request
+    add(log)
+    await asyncio.to_thread(files.began.wait)
+    add(log, 5)
+    stopping = asyncio.create_task(flusher.stop())
+    await asyncio.sleep(0)
+    stopping.cancel()
+    threading.Timer(0.05, files.go.set).start()
+    with pytest.raises(asyncio.CancelledError):
+        await stopping
+    await asyncio.sleep(0.02)
+    assert flusher.failure is None
+    assert files.syncs == 1
+    assert log.flushed_offset == 1
+    assert log.dirty
+    log.close()
+    assert files.open_count == 0  # nothing is pinned any more
+
+
 async def test_interval_mode_waits(tmp_path: Path) -> None:
     files = Files()
     clock = ManualClock()
@@ -158,6 +182,31 @@ async def test_interval_mode_waits(tmp_path: Path) -> None:
     add(log)
     await flusher.stop()
     assert log.flushed_offset == 4
+
+
+async def test_a_log_whose_owner_will_ask_waits_for_that(tmp_path: Path) -> None:
+    files = Files()
+    clock = ManualClock()
+    log = make(tmp_path, files)
+    flusher = Flusher("d", files=files, clock=clock)
+    flusher.start()
+    log.request_flush = flusher.request
+    log.flush_patience_s = 0.02
+    add(log, 3)
+    clock.advance(0.019)
+    await asyncio.sleep(0.05)
+    assert log.flushed_offset == 0
+    log.flush_soon()
+    await flushed_to(log, 3)
+    add(log)
+    clock.advance(0.019)
+    await asyncio.sleep(0.05)
+    assert log.flushed_offset == 3, "the wait begins with what was appended since"
+    clock.advance(0.001)
+    await flushed_to(log, 4)
+    add(log)
+    await flusher.stop()
+    assert log.flushed_offset == 5
 
 
 async def test_os_mode_syncs_only_rolled_segments(tmp_path: Path) -> None:
