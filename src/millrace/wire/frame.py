@@ -1,7 +1,8 @@
 """What surrounds a message: the four-byte size, the request header and the response header.
 
-What a request means, and which versions are served, is not here. Invariants: a frame's declared size never allocates
-memory, only bytes that have arrived do; a frame handed out is never written to again.
+What a request means, and which versions are served, is not here. Invariants: a frame gets memory for
+what has arrived, a few times over at most, and on a declared size alone only a little (`FrameReader`); a frame handed
+out is never written to again.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ class TestHowMuchIsWantedOf:
         use = Use(10**9, 10**9)
         gathering.wanted_bytes(4.0)
         assert gathering.longest_s == LONGEST_IF_SHORT_S
-        gathering.answered(1000)
+        gathering.answered(300_000)
         gathering.wanted_bytes(5.0)
         assert gathering.longest_s == LONGEST_S, "they are there again"
 
