@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,23 +13,38 @@ from pathlib import Path
 import psutil
 
 from benches.cluster.report import ClusterComparison
+from benches.cluster.topics import Topics
 from benches.system.process import CpuUse, cpu_seconds, resident_mb
 from benches.system.report import describe_machine
 from support.kafka_jars import kafka_jars
 from support.servers import Cluster, KafkaCluster, MillraceCluster
 
 SIDES = ("kafka", "millrace")
-DELETES_AT_ONCE = {"log.segment.delete.delay.ms": "1"}
+DELETES_SOON = {"log.segment.delete.delay.ms": "1000"}
+"""Not less: Kafka looks for files to delete once in that time, busily if it is a millisecond."""
+_DELETED_WITHIN_S = 60.0
 
 
 def make_cluster(side: str) -> Cluster:
     """A cluster of three, not started, at its defaults but for one.
 
-    Kafka keeps the files of a deleted topic for a minute. Every run makes a topic and deletes it: with that minute the
-    other side's next runs would have to do with memory that the kernel has not touched for long, or not at all, and
-    Kafka's own files be removed in the middle of some later run.
+    Kafka keeps the files of a deleted topic for a minute, and every run of a bench deletes one: see `delete`.
     """
-    return KafkaCluster(kafka_jars(), settings=DELETES_AT_ONCE) if side == "kafka" else MillraceCluster()
+    return KafkaCluster(kafka_jars(), settings=DELETES_SOON) if side == "kafka" else MillraceCluster()
+
+
+def delete(cluster: Cluster, admin: Topics, topic: str) -> None:
+    """Delete a topic and return when its files are gone on every broker.
+
+    To remove gigabytes takes time, which is not to be that of the next run. And memory that has just been given back is
+    cheaper to write to than what nobody has touched for long: a virtual machine may have to ask its host for it.
+    """
+    admin.delete(topic)
+    deadline = time.monotonic() + _DELETED_WITHIN_S
+    while any(cluster.home.rglob(f"{topic}-*")):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{cluster} still has files of {topic} {_DELETED_WITHIN_S:.0f} s after its deletion")
+        time.sleep(0.05)
 
 
 def cpu_of(cluster: Cluster) -> float:

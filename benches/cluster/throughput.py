@@ -1,9 +1,13 @@
 """Producing to three brokers with RF 3 and acks=all, millrace beside Apache Kafka.
 
-Both clusters run during the whole comparison, are warmed up with the same work and take turns round by round; see
-benches.system for why. A topic has three partitions, placed by hand and alike on both sides so that every broker leads
-one, and `min.insync.replicas` is 2 on both. The CPU is that of the whole cluster: three brokers and ZooKeeper here,
-three brokers and a controller there.
+The sides take turns, each alone on the machine: a turn starts a cluster, warms it up, measures all work and ends it.
+With both up at once it would take fewer minutes, but would not be the same to both: four idle JVMs take CPU and memory
+from the other side, three idle brokers of millrace hardly any. Who goes first changes from turn to turn, so that a
+machine that gets slower or faster over the minutes does so for both.
+
+A topic has three partitions, placed by hand and alike on both sides so that every broker leads one, and
+`min.insync.replicas` is 2 on both. The CPU is that of the whole cluster: three brokers and ZooKeeper here, three
+brokers and a controller there.
 
 Like is compared with like: `flush.mode=os` with Kafka's default (page cache), `flush.mode=group` with Kafka at
 `flush.messages=1` (a broker counts a record as written when its disk has it).
@@ -15,9 +19,9 @@ import argparse
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 
 from rich.console import Console
@@ -32,7 +36,7 @@ from benches.cluster.report import (
     ClusterComparison,
     finish,
 )
-from benches.cluster.sides import add_options, cpu_use, make_cluster, new_result, resident_mb_of
+from benches.cluster.sides import add_options, cpu_use, delete, make_cluster, new_result, resident_mb_of
 from benches.cluster.topics import MIN_INSYNC, Topics
 from benches.system import workloads
 from benches.system.workloads import CLIENT_FLAGS
@@ -49,9 +53,22 @@ TOPIC_CONFIG = {
     ("millrace", FLUSHED): {"flush.mode": "group"},
 }
 CONSUME_PASSES = 4  # one pass is too short to be told from noise
-CLIENT_WARMUP_RECORDS = 200_000
-"""Sent first in every run and not counted: a fresh JVM compiles for seconds, on the cores that the brokers need."""
+CLIENT_WARMUP = 0.8
+"""Of what is counted, so much is sent first and not counted: the client is a fresh JVM in every run, and compiles for
+seconds on the cores that the brokers need. Less would be to the disadvantage of the faster side."""
 STEADY = re.compile(r"^(\d+) steady state records sent, ([\d.]+) records/sec ", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """How many records a run sends."""
+
+    counted: int
+    before: int
+
+    @property
+    def gigabytes(self) -> float:
+        return (self.before + self.counted) * RECORD_BYTES / 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +81,10 @@ class Work:
     share: int = 1
     """What is slower takes so much fewer records, and still lasts as long."""
 
+    def amount(self, records: int) -> Amount:
+        counted = records // self.share
+        return Amount(counted, int(counted * CLIENT_WARMUP))
+
     @property
     def title(self) -> str:
         return f"{PRODUCE}, {self.client}, {self.mode}"
@@ -72,9 +93,9 @@ class Work:
 DEFAULTS: tuple[str, ...] = ()
 LARGE = ("batch.size=131072", "linger.ms=10")
 WORK = {
-    "produce": Work("client defaults", DEFAULTS, PAGE_CACHE),
+    "produce": Work("client defaults", DEFAULTS, PAGE_CACHE, share=4),
     "produce-128k": Work("128 KiB batches, linger 10 ms", LARGE, PAGE_CACHE),
-    "produce-flushed": Work("client defaults", DEFAULTS, FLUSHED, share=4),
+    "produce-flushed": Work("client defaults", DEFAULTS, FLUSHED, share=10),
     "produce-128k-flushed": Work("128 KiB batches, linger 10 ms", LARGE, FLUSHED),
 }
 CONSUME = "consume"
@@ -82,6 +103,7 @@ CONSUME = "consume"
 
 @dataclass(frozen=True, slots=True)
 class Options:
+    turns: int
     rounds: int
     warmup_runs: int
     records: int
@@ -89,11 +111,11 @@ class Options:
     sides: tuple[str, ...]
 
 
-def produce(jars: KafkaJars, bootstrap: str, topic: str, records: int, settings: tuple[str, ...]) -> float:
+def produce(jars: KafkaJars, bootstrap: str, topic: str, amount: Amount, settings: tuple[str, ...]) -> float:
     """Records per second by Kafka's ProducerPerformance, warm, with acks=all and these client settings."""
-    total = CLIENT_WARMUP_RECORDS + records
-    amount = ("--num-records", str(total), "--warmup-records", str(CLIENT_WARMUP_RECORDS))
-    load = ("--topic", topic, *amount, "--record-size", str(RECORD_BYTES), "--throughput", "-1")
+    total = amount.before + amount.counted
+    records = ("--num-records", str(total), "--warmup-records", str(amount.before))
+    load = ("--topic", topic, *records, "--record-size", str(RECORD_BYTES), "--throughput", "-1")
     # In one: of a repeated option the tool keeps the last.
     options = ("--bootstrap-server", bootstrap, *load, "--command-property", "acks=all", *settings)
     with tempfile.TemporaryFile() as output:
@@ -108,65 +130,57 @@ def produce(jars: KafkaJars, bootstrap: str, topic: str, records: int, settings:
         output.seek(0)
         said = output.read().decode(errors="replace")
     summaries = STEADY.findall(said)
-    if status != 0 or not summaries or int(summaries[-1][0]) != records:
+    if status != 0 or not summaries or int(summaries[-1][0]) != amount.counted:
         raise RuntimeError(f"ProducerPerformance failed ({status}):\n{said[-4000:]}")
     return float(summaries[-1][1])
 
 
 class Bench:
-    """Runs work on both sides in turn and collects the values."""
+    """Runs all work on one side after the other and collects the values."""
 
-    def __init__(self, options: Options, clusters: dict[str, Cluster], result: ClusterComparison) -> None:
+    def __init__(self, options: Options, result: ClusterComparison) -> None:
         self._options = options
-        self._clusters = clusters
         self._result = result
         self._jars = kafka_jars()
-        self._admins = {side: Topics(cluster.bootstrap) for side, cluster in clusters.items()}
         self._names = (f"bench-{number}" for number in count(1))
         self._console = Console(stderr=True, width=120, log_path=False)
 
     def run(self) -> None:
-        for side, cluster in self._clusters.items():
-            self._result.add(side, START, START_TIME, "s", "lower", cluster.start_s)
-            self._result.add(side, START, "resident memory, idle", "MB", "lower", resident_mb_of(cluster))
-        self._warm_up()
+        for turn in range(self._options.turns):
+            for side in reversed(self._options.sides) if turn % 2 else self._options.sides:
+                self._console.log(f"turn {turn + 1} of {self._options.turns}: {side}")
+                with make_cluster(side) as cluster:
+                    self._turn(side, cluster)
+
+    def _turn(self, side: str, cluster: Cluster) -> None:
+        self._result.add(side, START, START_TIME, "s", "lower", cluster.start_s)
+        self._result.add(side, START, "resident memory, idle", "MB", "lower", resident_mb_of(cluster))
+        admin = Topics(cluster.bootstrap)
+        for number in range(1, self._options.warmup_runs + 1):
+            # Of both kinds of batches, whatever is measured later. A side is warm when its cost per GB falls no more.
+            work = WORK["produce" if number % 2 else "produce-128k"]
+            said = self._producer(work, side, cluster, admin)(False)
+            self._console.log(f"{'warm-up':20} run {number:<4} {side:9} {said}")
         for name in self._options.only:
-            self._alternate(name, self._consumer() if name == CONSUME else self._producer(WORK[name]))
-        for side, cluster in self._clusters.items():
-            memory_mb = resident_mb_of(cluster)
-            self._result.add(side, "all of the above", "resident memory after", "MB", "lower", memory_mb)
+            make = self._consumer if name == CONSUME else partial(self._producer, WORK[name])
+            run = make(side, cluster, admin)
+            for number in range(self._options.rounds + 1):  # round 0 is not kept: it warms what is special to this work
+                said = run(number > 0)
+                self._console.log(f"{name:20} {f'round {number}' if number else 'warm-up':8} {side:9} {said}")
+        self._result.add(side, "all of the above", "resident memory after", "MB", "lower", resident_mb_of(cluster))
 
-    def _warm_up(self) -> None:
-        """Runs of both kinds of batches on both sides, whatever is measured later; their cost per GB is shown."""
-        for number in range(self._options.warmup_runs):
-            work = WORK["produce-128k" if number % 2 else "produce"]
-            for side in self._clusters:
-                said = self._producer(work)(side, False)
-                self._console.log(f"warm-up, run {number + 1}: {side:9} {said}")
+    def _producer(self, work: Work, side: str, cluster: Cluster, admin: Topics) -> Callable[[bool], str]:
+        amount = work.amount(self._options.records)
 
-    def _alternate(self, name: str, run: Callable[[str, bool], str]) -> None:
-        for number, side in self._turns():
-            said = run(side, number > 0)
-            self._console.log(f"{name:20} {f'round {number}' if number else 'warm-up':8} {side:9} {said}")
-
-    def _turns(self) -> Iterator[tuple[int, str]]:
-        """Round 0 is not kept: it warms what is special to this work. Who goes first changes every round."""
-        for number in range(self._options.rounds + 1):
-            for side in self._options.sides if number % 2 else reversed(self._options.sides):
-                yield number, side
-
-    def _producer(self, work: Work) -> Callable[[str, bool], str]:
-        records = self._options.records // work.share
-
-        def run(side: str, keep: bool) -> str:
-            cluster, admin, topic = self._clusters[side], self._admins[side], next(self._names)
+        def run(keep: bool) -> str:
+            topic = next(self._names)
             admin.create(topic, PLACEMENT, {**MIN_INSYNC, **TOPIC_CONFIG[side, work.mode]})
             os.sync()  # or the cores and the disk are still busy with what the run before left in memory
             with cpu_use(cluster) as cpu:
-                records_per_s = produce(self._jars, cluster.bootstrap, topic, records, work.settings)
-            self._look_at(side, topic, work.title)
-            admin.delete(topic)
-            cpu_per_gb = cpu.seconds / ((CLIENT_WARMUP_RECORDS + records) * RECORD_BYTES / 1e9)
+                records_per_s = produce(self._jars, cluster.bootstrap, topic, amount, work.settings)
+            self._look_at(side, admin, topic, work.title)
+            delete(cluster, admin, topic)
+            cpu_per_gb = cpu.seconds / amount.gigabytes
             if keep:
                 self._result.add(side, work.title, THROUGHPUT, "records/s", "higher", records_per_s)
                 self._result.add(side, work.title, "cluster's CPU", "s per GB", "lower", cpu_per_gb)
@@ -174,30 +188,26 @@ class Bench:
 
         return run
 
-    def _look_at(self, side: str, topic: str, title: str) -> None:
+    def _look_at(self, side: str, admin: Topics, topic: str, title: str) -> None:
         """A leader that lost its followers on the way acknowledged alone, which is less work: that is to be told."""
-        seen = self._admins[side].partitions({topic: len(PLACEMENT)})
+        seen = admin.partitions({topic: len(PLACEMENT)})
         if seen is None or not all(each.whole for each in seen) or len({each.leader for each in seen}) != 3:
             note = f"{side}, {title}: not every replica was in sync or at its place at the end of a run"
             self._console.log(note, style="red")
             if note not in self._result.notes:
                 self._result.notes.append(note)
 
-    def _consumer(self) -> Callable[[str, bool], str]:
+    def _consumer(self, side: str, cluster: Cluster, admin: Topics) -> Callable[[bool], str]:
         """One partition, as benches.system has it: the driver can then tell a missing record by its offset."""
-        filled: dict[str, str] = {}
+        topic, amount = next(self._names), WORK["produce"].amount(self._options.records)
+        admin.create(topic, PLACEMENT[:1], {**MIN_INSYNC, **TOPIC_CONFIG[side, PAGE_CACHE]})
+        produce(self._jars, cluster.bootstrap, topic, amount, DEFAULTS)
+        total = amount.before + amount.counted
 
-        def run(side: str, keep: bool) -> str:
-            cluster, records = self._clusters[side], self._options.records
-            if side not in filled:
-                filled[side] = next(self._names)
-                config = {**MIN_INSYNC, **TOPIC_CONFIG[side, PAGE_CACHE]}
-                self._admins[side].create(filled[side], PLACEMENT[:1], config)
-                produce(self._jars, cluster.bootstrap, filled[side], records, DEFAULTS)
+        def run(keep: bool) -> str:
             with cpu_use(cluster) as cpu:
-                passes = (workloads.consume(cluster.bootstrap, filled[side], records) for _ in range(CONSUME_PASSES))
-                seconds = sum(passes)
-            gigabytes = CONSUME_PASSES * records * RECORD_BYTES / 1e9
+                seconds = sum(workloads.consume(cluster.bootstrap, topic, total) for _ in range(CONSUME_PASSES))
+            gigabytes = CONSUME_PASSES * amount.gigabytes
             if keep:
                 work = "consume 1,000 B, RF 3, 1 partition, librdkafka"
                 self._result.add(side, work, THROUGHPUT, "MB/s", "higher", gigabytes * 1000 / seconds)
@@ -212,20 +222,19 @@ def main(arguments: list[str]) -> int:
         prog="make bench-cluster", description="Compare three brokers of millrace with three of Apache Kafka."
     )
     add_options(parser, name="cluster-throughput", sides="kafka,millrace", rounds=3)
+    parser.add_argument("--turns", type=int, default=2, help="in which each side measures its rounds (2)")
     parser.add_argument(
         "--records",
         type=int,
-        default=400_000,
-        help="of 1,000 B in a run; a quarter of that where small batches are flushed",
+        default=1_000_000,
+        help="of 1,000 B, counted in a run with large batches; with small ones a share of it",
     )
-    parser.add_argument("--warmup-runs", type=int, default=8, help="runs on each side beforehand that are not counted")
+    parser.add_argument("--warmup-runs", type=int, default=10, help="in every turn, not counted (10)")
     every = (*WORK, CONSUME)
     parser.add_argument("--only", action="append", choices=every, help="may be repeated; all work by default")
     given = parser.parse_args(arguments)
     only = tuple(given.only or every)
-    options = Options(given.rounds, given.warmup_runs, given.records, only, given.sides)
-    result = new_result("throughput", arguments, options.rounds)
-    with ExitStack() as stack:
-        clusters = {side: stack.enter_context(make_cluster(side)) for side in options.sides}
-        Bench(options, clusters, result).run()
+    options = Options(given.turns, given.rounds, given.warmup_runs, given.records, only, given.sides)
+    result = new_result("throughput", arguments, options.turns * options.rounds)
+    Bench(options, result).run()
     return finish(result, given.name, given.update)
