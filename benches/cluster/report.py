@@ -83,6 +83,8 @@ class ClusterComparison(Comparison):
     section: str = "throughput"
     notes: list[str] = field(default_factory=list)
     """What a reader of the figures has to know about this run."""
+    turns: int = 1
+    """Each side began cold so many times, and took its share of the rounds."""
 
     def missed(self) -> list[str]:
         """The bars that were not reached."""
@@ -111,6 +113,10 @@ class ClusterComparison(Comparison):
         """Only a throughput warms up: gaps and start-up times come from events, not from code that gets warm."""
         # The base is named because a dataclass with slots is made anew, and super() would look for the old class.
         return Comparison.drifting(self) if self.section == "throughput" else []
+
+    def stretches(self, values: list[float]) -> list[list[float]]:
+        size = max(1, self.rounds // self.turns)
+        return [values[begin : begin + size] for begin in range(0, len(values), size)]
 
     def update(self, path: Path) -> None:
         """Replace what stands between this measurement's markers of a Markdown page."""

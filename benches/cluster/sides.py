@@ -36,8 +36,7 @@ def make_cluster(side: str) -> Cluster:
 def delete(cluster: Cluster, admin: Topics, topic: str) -> None:
     """Delete a topic and return when its files are gone on every broker.
 
-    To remove gigabytes takes time, which is not to be that of the next run. And memory that has just been given back is
-    cheaper to write to than what nobody has touched for long: a virtual machine may have to ask its host for it.
+    To remove gigabytes takes time, and gives memory back: neither is to happen in the middle of the next run.
     """
     admin.delete(topic)
     deadline = time.monotonic() + _DELETED_WITHIN_S

@@ -67,8 +67,12 @@ class Amount:
     before: int
 
     @property
+    def total(self) -> int:
+        return self.before + self.counted
+
+    @property
     def gigabytes(self) -> float:
-        return (self.before + self.counted) * RECORD_BYTES / 1e9
+        return self.total * RECORD_BYTES / 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +117,7 @@ class Options:
 
 def produce(jars: KafkaJars, bootstrap: str, topic: str, amount: Amount, settings: tuple[str, ...]) -> float:
     """Records per second by Kafka's ProducerPerformance, warm, with acks=all and these client settings."""
-    total = amount.before + amount.counted
-    records = ("--num-records", str(total), "--warmup-records", str(amount.before))
+    records = ("--num-records", str(amount.total), "--warmup-records", str(amount.before))
     load = ("--topic", topic, *records, "--record-size", str(RECORD_BYTES), "--throughput", "-1")
     # In one: of a repeated option the tool keeps the last.
     options = ("--bootstrap-server", bootstrap, *load, "--command-property", "acks=all", *settings)
@@ -202,11 +205,10 @@ class Bench:
         topic, amount = next(self._names), WORK["produce"].amount(self._options.records)
         admin.create(topic, PLACEMENT[:1], {**MIN_INSYNC, **TOPIC_CONFIG[side, PAGE_CACHE]})
         produce(self._jars, cluster.bootstrap, topic, amount, DEFAULTS)
-        total = amount.before + amount.counted
 
         def run(keep: bool) -> str:
             with cpu_use(cluster) as cpu:
-                seconds = sum(workloads.consume(cluster.bootstrap, topic, total) for _ in range(CONSUME_PASSES))
+                seconds = sum(workloads.consume(cluster.bootstrap, topic, amount.total) for _ in range(CONSUME_PASSES))
             gigabytes = CONSUME_PASSES * amount.gigabytes
             if keep:
                 work = "consume 1,000 B, RF 3, 1 partition, librdkafka"
@@ -222,7 +224,7 @@ def main(arguments: list[str]) -> int:
         prog="make bench-cluster", description="Compare three brokers of millrace with three of Apache Kafka."
     )
     add_options(parser, name="cluster-throughput", sides="kafka,millrace", rounds=3)
-    parser.add_argument("--turns", type=int, default=2, help="in which each side measures its rounds (2)")
+    parser.add_argument("--turns", type=int, default=2, help="how often each side is started and takes its rounds (2)")
     parser.add_argument(
         "--records",
         type=int,
@@ -236,5 +238,6 @@ def main(arguments: list[str]) -> int:
     only = tuple(given.only or every)
     options = Options(given.turns, given.rounds, given.warmup_runs, given.records, only, given.sides)
     result = new_result("throughput", arguments, options.turns * options.rounds)
+    result.turns = options.turns
     Bench(options, result).run()
     return finish(result, given.name, given.update)

@@ -64,11 +64,17 @@ class Comparison:
         """What got better in every round and by more than a tenth in all: a side that was not warm yet."""
         found = []
         for row in self.rows:
-            for side, values in (("kafka", row.kafka), ("millrace", row.millrace)):
+            stretches = [("kafka", each) for each in self.stretches(row.kafka)]
+            stretches += [("millrace", each) for each in self.stretches(row.millrace)]
+            for side, values in stretches:
                 steps = list(values if row.better == "higher" else reversed(values))
                 if len(steps) > 2 and steps == sorted(set(steps)) and steps[-1] > 1.1 * steps[0]:
                     found.append(f"{side}, {row.work}, {row.quantity}: {', '.join(map(_number, values))} {row.unit}")
         return found
+
+    def stretches(self, values: list[float]) -> list[list[float]]:
+        """The rounds that a side took without being started anew in between."""
+        return [values]
 
     def save(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
