@@ -17,15 +17,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from itertools import count
 
 from rich.console import Console
 
+from benches.cluster.producer import Amount, Producer
 from benches.cluster.report import (
     FLUSHED,
     PAGE_CACHE,
@@ -39,12 +37,9 @@ from benches.cluster.report import (
 from benches.cluster.sides import add_options, cpu_use, delete, make_cluster, new_result, resident_mb_of
 from benches.cluster.topics import MIN_INSYNC, Topics
 from benches.system import workloads
-from benches.system.workloads import CLIENT_FLAGS
-from millrace.local.children import spawn
-from support.kafka_jars import PRODUCER_PERFORMANCE, KafkaJars, kafka_jars
+from support.kafka_jars import kafka_jars
 from support.servers import Cluster
 
-RECORD_BYTES = 1000
 PLACEMENT = ((1, 2, 3), (2, 3, 1), (3, 1, 2))
 TOPIC_CONFIG = {
     ("kafka", PAGE_CACHE): {},
@@ -52,27 +47,14 @@ TOPIC_CONFIG = {
     ("millrace", PAGE_CACHE): {"flush.mode": "os"},
     ("millrace", FLUSHED): {"flush.mode": "group"},
 }
-CONSUME_PASSES = 4  # one pass is too short to be told from noise
-CLIENT_WARMUP = 0.8
-"""Of what is counted, so much is sent first and not counted: the client is a fresh JVM in every run, and compiles for
-seconds on the cores that the brokers need. Less would be to the disadvantage of the faster side."""
-STEADY = re.compile(r"^(\d+) steady state records sent, ([\d.]+) records/sec ", re.MULTILINE)
-
-
-@dataclass(frozen=True, slots=True)
-class Amount:
-    """How many records a run sends."""
-
-    counted: int
-    before: int
-
-    @property
-    def total(self) -> int:
-        return self.before + self.counted
-
-    @property
-    def gigabytes(self) -> float:
-        return self.total * RECORD_BYTES / 1e9
+CONSUME_PASSES = 8  # one pass is too short to be told from noise
+RECORDS = 800_000
+"""Three replicas of a run are then less than 3 GB. A virtual machine may have lent its free memory to the host and get
+it back page by page, which makes a write many times as expensive; the first few GB are usually still there."""
+NOT_COUNTED = 0.1
+"""Of what is counted, so much is sent first."""
+WARMUP_ROUNDS = 2
+"""Of each work, not kept: they warm what is special to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +69,7 @@ class Work:
 
     def amount(self, records: int) -> Amount:
         counted = records // self.share
-        return Amount(counted, int(counted * CLIENT_WARMUP))
+        return Amount(counted, int(counted * NOT_COUNTED))
 
     @property
     def title(self) -> str:
@@ -115,27 +97,14 @@ class Options:
     sides: tuple[str, ...]
 
 
-def produce(jars: KafkaJars, bootstrap: str, topic: str, amount: Amount, settings: tuple[str, ...]) -> float:
-    """Records per second by Kafka's ProducerPerformance, warm, with acks=all and these client settings."""
-    records = ("--num-records", str(amount.total), "--warmup-records", str(amount.before))
-    load = ("--topic", topic, *records, "--record-size", str(RECORD_BYTES), "--throughput", "-1")
-    # In one: of a repeated option the tool keeps the last.
-    options = ("--bootstrap-server", bootstrap, *load, "--command-property", "acks=all", *settings)
-    with tempfile.TemporaryFile() as output:
-        # Not `jars.run`: this one ends with the driver, also when that is killed.
-        client = spawn(jars.command(PRODUCER_PERFORMANCE, *options, flags=CLIENT_FLAGS), log=output)
-        try:
-            status = client.wait(900)
-        except BaseException:
-            client.kill()
-            client.wait()
-            raise
-        output.seek(0)
-        said = output.read().decode(errors="replace")
-    summaries = STEADY.findall(said)
-    if status != 0 or not summaries or int(summaries[-1][0]) != amount.counted:
-        raise RuntimeError(f"ProducerPerformance failed ({status}):\n{said[-4000:]}")
-    return float(summaries[-1][1])
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One side, alone on the machine."""
+
+    side: str
+    cluster: Cluster
+    admin: Topics
+    producer: Producer
 
 
 class Bench:
@@ -152,35 +121,35 @@ class Bench:
         for turn in range(self._options.turns):
             for side in reversed(self._options.sides) if turn % 2 else self._options.sides:
                 self._console.log(f"turn {turn + 1} of {self._options.turns}: {side}")
-                with make_cluster(side) as cluster:
-                    self._turn(side, cluster)
+                with make_cluster(side) as cluster, Producer(self._jars, cluster.bootstrap) as producer:
+                    self._take(Turn(side, cluster, Topics(cluster.bootstrap), producer))
 
-    def _turn(self, side: str, cluster: Cluster) -> None:
+    def _take(self, turn: Turn) -> None:
+        side, cluster = turn.side, turn.cluster
         self._result.add(side, START, START_TIME, "s", "lower", cluster.start_s)
         self._result.add(side, START, "resident memory, idle", "MB", "lower", resident_mb_of(cluster))
-        admin = Topics(cluster.bootstrap)
         for number in range(1, self._options.warmup_runs + 1):
             # Of both kinds of batches, whatever is measured later. A side is warm when its cost per GB falls no more.
-            work = WORK["produce" if number % 2 else "produce-128k"]
-            said = self._producer(work, side, cluster, admin)(False)
+            said = self._produced(WORK["produce" if number % 2 else "produce-128k"], turn)(False)
             self._console.log(f"{'warm-up':20} run {number:<4} {side:9} {said}")
         for name in self._options.only:
-            make = self._consumer if name == CONSUME else partial(self._producer, WORK[name])
-            run = make(side, cluster, admin)
-            for number in range(self._options.rounds + 1):  # round 0 is not kept: it warms what is special to this work
+            run = self._consumed(turn) if name == CONSUME else self._produced(WORK[name], turn)
+            for number in range(1 - WARMUP_ROUNDS, self._options.rounds + 1):
                 said = run(number > 0)
-                self._console.log(f"{name:20} {f'round {number}' if number else 'warm-up':8} {side:9} {said}")
+                what = f"round {number}" if number > 0 else "warm-up"
+                self._console.log(f"{name:20} {what:8} {side:9} {said}")
         self._result.add(side, "all of the above", "resident memory after", "MB", "lower", resident_mb_of(cluster))
 
-    def _producer(self, work: Work, side: str, cluster: Cluster, admin: Topics) -> Callable[[bool], str]:
+    def _produced(self, work: Work, turn: Turn) -> Callable[[bool], str]:
         amount = work.amount(self._options.records)
+        side, cluster, admin = turn.side, turn.cluster, turn.admin
 
         def run(keep: bool) -> str:
             topic = next(self._names)
             admin.create(topic, PLACEMENT, {**MIN_INSYNC, **TOPIC_CONFIG[side, work.mode]})
             os.sync()  # or the cores and the disk are still busy with what the run before left in memory
             with cpu_use(cluster) as cpu:
-                records_per_s = produce(self._jars, cluster.bootstrap, topic, amount, work.settings)
+                records_per_s = turn.producer.produce(topic, amount, work.settings)
             self._look_at(side, admin, topic, work.title)
             delete(cluster, admin, topic)
             cpu_per_gb = cpu.seconds / amount.gigabytes
@@ -200,11 +169,12 @@ class Bench:
             if note not in self._result.notes:
                 self._result.notes.append(note)
 
-    def _consumer(self, side: str, cluster: Cluster, admin: Topics) -> Callable[[bool], str]:
+    def _consumed(self, turn: Turn) -> Callable[[bool], str]:
         """One partition, as benches.system has it: the driver can then tell a missing record by its offset."""
+        side, cluster = turn.side, turn.cluster
         topic, amount = next(self._names), WORK["produce"].amount(self._options.records)
-        admin.create(topic, PLACEMENT[:1], {**MIN_INSYNC, **TOPIC_CONFIG[side, PAGE_CACHE]})
-        produce(self._jars, cluster.bootstrap, topic, amount, DEFAULTS)
+        turn.admin.create(topic, PLACEMENT[:1], {**MIN_INSYNC, **TOPIC_CONFIG[side, PAGE_CACHE]})
+        turn.producer.produce(topic, amount, DEFAULTS)
 
         def run(keep: bool) -> str:
             with cpu_use(cluster) as cpu:
@@ -228,10 +198,10 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--records",
         type=int,
-        default=1_000_000,
-        help="of 1,000 B, counted in a run with large batches; with small ones a share of it",
+        default=RECORDS,
+        help=f"of 1,000 B, counted in a run with large batches ({RECORDS}); with small ones a share of it",
     )
-    parser.add_argument("--warmup-runs", type=int, default=10, help="in every turn, not counted (10)")
+    parser.add_argument("--warmup-runs", type=int, default=16, help="in every turn, not counted (16)")
     every = (*WORK, CONSUME)
     parser.add_argument("--only", action="append", choices=every, help="may be repeated; all work by default")
     given = parser.parse_args(arguments)
