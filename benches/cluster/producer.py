@@ -30,7 +30,7 @@ class Amount:
 
     counted: int
     before: int
-    """Sent first and not counted: the client connects, and its buffers fill."""
+    """Sent first and not counted."""
 
     @property
     def total(self) -> int:

@@ -48,11 +48,11 @@ TOPIC_CONFIG = {
     ("millrace", FLUSHED): {"flush.mode": "group"},
 }
 CONSUME_PASSES = 8  # one pass is too short to be told from noise
-RECORDS = 800_000
+RECORDS = 700_000
 """Three replicas of a run are then less than 3 GB. A virtual machine may have lent its free memory to the host and get
 it back page by page, which makes a write many times as expensive; the first few GB are usually still there."""
-NOT_COUNTED = 0.1
-"""Of what is counted, so much is sent first."""
+NOT_COUNTED = 0.3
+"""Of what is counted, so much is sent first: buffers fill, and a broker that adapts to the load does so in a second."""
 WARMUP_ROUNDS = 2
 """Of each work, not kept: they warm what is special to it."""
 
@@ -194,7 +194,7 @@ def main(arguments: list[str]) -> int:
         prog="make bench-cluster", description="Compare three brokers of millrace with three of Apache Kafka."
     )
     add_options(parser, name="cluster-throughput", sides="kafka,millrace", rounds=3)
-    parser.add_argument("--turns", type=int, default=2, help="how often each side is started and takes its rounds (2)")
+    parser.add_argument("--turns", type=int, default=3, help="how often each side is started and takes its rounds (3)")
     parser.add_argument(
         "--records",
         type=int,

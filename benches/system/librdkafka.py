@@ -109,7 +109,8 @@ def _drain(kafka: CDLL, queue: int, records: int) -> float:
     first = 0.0
     give_up = time.monotonic() + 300
     while seen < records:
-        count = kafka.rd_kafka_consume_batch_queue(queue, 1000, messages, BATCH_RECORDS)
+        # Not more than there are: it would wait the whole second for the rest of the last batch.
+        count = kafka.rd_kafka_consume_batch_queue(queue, 1000, messages, min(BATCH_RECORDS, records - seen))
         if count > 0:
             last = _Message.from_address(messages[count - 1])
             seen += count
