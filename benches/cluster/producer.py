@@ -45,7 +45,7 @@ class Producer:
     """One JVM that produces when it is told to. A context manager."""
 
     def __init__(self, jars: KafkaJars, bootstrap: str) -> None:
-        self._command = [jars.java, *CLIENT_FLAGS, *jars.properties, "-cp", jars.classpath, str(SOURCE)]
+        self._command = jars.command(str(SOURCE), flags=CLIENT_FLAGS)
         self._bootstrap = bootstrap
         self._process: subprocess.Popen[str] | None = None
 
