@@ -20,8 +20,10 @@ help: ## list the targets
 demo: $(SPARK) ## the whole system at work for a minute, checked at the end; ARGS="--seconds 20"
 	$(BIN)/millrace demo $(ARGS)
 
+# A test that exceeds its time limit takes its process with it. pytest-xdist 3.8.0 may wait for ever after it has replaced
+# that process (its issue 1378), so it does not: the run ends with the test's name.
 test: $(DEV) ## every test that needs Python only; ARGS="tests/unit -k recovery"
-	$(PYTEST) -m "not cluster" -n 2 --dist loadfile $(ARGS)
+	$(PYTEST) -m "not cluster" -n 2 --dist loadfile --max-worker-restart 0 $(ARGS)
 
 test-cluster: $(DEV) ## brokers killed, paused, cut off and restarted while records flow, in short rounds
 	$(PYTEST) -m cluster tests/cluster -n 0 $(ARGS)
