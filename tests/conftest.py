@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import os
 import signal
 import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
 
 import pytest
+import pytest_timeout  # type: ignore[import-untyped]
+from _pytest._io import TerminalWriter
 from _pytest.config import create_terminal_writer
 from hypothesis import settings
+
+FRAMES_SHOWN = 12
 
 # No deadline: a busy two-core machine is not a failing property. In CI the examples are the same on every run; a
 # developer's runs explore new ones.
@@ -22,11 +33,45 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """In a worker of pytest-xdist: a test that exceeds its time limit says where it was.
+    """A test that exceeds its time limit says where it was, in a worker of pytest-xdist, too.
 
     pytest-timeout writes the stacks of all threads to the terminal and ends the process. A worker's terminal is
     /dev/null, and all that would be seen is "node down: Not properly terminated".
     """
+    pytest_timeout.dump_stacks = show_where_everybody_is
     if hasattr(config, "workerinput"):
         writer = create_terminal_writer(config, sys.__stderr__)
         config.get_terminal_writer = lambda: writer  # type: ignore[method-assign]
+
+
+def show_where_everybody_is(terminal: TerminalWriter) -> None:
+    """The threads, the test's own first, then the tasks of all loops; of each the innermost calls, innermost first.
+
+    pytest-timeout's own list begins with the newest thread and, of that, with the frames that say least; and it knows
+    no tasks, which is where brokers wait.
+    """
+    terminal.line(f"in {os.environ.get('PYTEST_CURRENT_TEST', 'no test')}")
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    frames = sys._current_frames()
+    frames.pop(threading.get_ident(), None)
+    for ident in sorted(frames, key=lambda ident: ident != threading.main_thread().ident):
+        terminal.sep("~", title=f"thread {names.get(ident, '<unknown>')}")
+        terminal.write("".join(_innermost_first(traceback.extract_stack(frames[ident]))))
+    for task in gc.get_objects():
+        if isinstance(task, asyncio.Task) and not task.done():
+            terminal.sep("~", title=f"task {task.get_name()}")
+            terminal.write("".join(_innermost_first(traceback.StackSummary.extract(_awaiting(task)))))
+
+
+def _innermost_first(stack: traceback.StackSummary) -> list[str]:
+    return traceback.format_list(list(reversed(stack))[:FRAMES_SHOWN])
+
+
+def _awaiting(task: asyncio.Task[object]) -> Iterator[tuple[FrameType, int]]:
+    """The coroutines of a task, from the outermost to the one that waits; `Task.get_stack` knows the first alone."""
+    waiting: Any = task.get_coro()
+    while waiting is not None:
+        frame = getattr(waiting, "cr_frame", None) or getattr(waiting, "ag_frame", None)
+        if frame is not None:
+            yield frame, frame.f_lineno
+        waiting = getattr(waiting, "cr_await", None) or getattr(waiting, "ag_await", None)

@@ -11,9 +11,18 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 SLOW = """
+import asyncio
+import threading
 import time
 
+async def that_never_comes():
+    await asyncio.Event().wait()
+
+def broker():
+    asyncio.run(that_never_comes())
+
 def test_slow():
+    threading.Thread(target=broker, daemon=True).start()
     where_it_was()
 
 def where_it_was():
@@ -48,5 +57,9 @@ def test_the_stack_is_shown_and_the_run_ends(tmp_path: Path) -> None:
         (tmp_path / f"test_quick_{number}.py").write_text(QUICK)
     done = run_as_make_does(tmp_path)
     assert "crashed while running 'test_slow.py::test_slow'" in done.stdout
-    assert "in where_it_was" in done.stderr, done.stdout + done.stderr
+    shown = [line for line in done.stderr.splitlines() if line.startswith(("in ", "  File", "~"))]
+    assert shown[0].startswith("in test_slow.py::test_slow")
+    assert "thread MainThread" in shown[1]
+    assert shown[2].endswith("in where_it_was"), done.stdout + done.stderr
+    assert any(line.endswith("in that_never_comes") for line in shown)
     assert done.returncode == 1

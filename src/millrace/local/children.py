@@ -33,6 +33,7 @@ def spawn(
     log: IO[bytes],
     stdout: int | IO[bytes] | None = None,
     env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start `command`; what it prints goes to `log`, its standard output to `stdout` if that is given."""
 
@@ -45,6 +46,7 @@ def spawn(
             start_new_session=True,
             preexec_fn=_end_with_parent(os.getpid()),  # noqa: PLW1509  # one prctl call, no locks
             env=None if env is None else dict(env),
+            cwd=cwd,
         )
 
     return _starter.submit(start).result()
