@@ -117,7 +117,15 @@ class Server:
         self._prepare()
         with self.log_path.open("ab") as log:
             started = time.monotonic()
-            self._process = spawn(self._command(), log=log, env=self._environment(), cwd=self.home)
+            self._process = subprocess.Popen(
+                self._command(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=self.home,
+                env=self._environment(),
+                start_new_session=True,  # a ^C in the terminal is for the driver, which then stops the server
+            )
         while not (self._announced() and answers(self.port)):
             if self._process.poll() is not None:
                 raise ServerFailed(f"{self.name} ended with {self._process.returncode} at start:\n{self.log_tail()}")

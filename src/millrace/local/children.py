@@ -3,28 +3,42 @@
 A child runs in a session of its own, so that Ctrl-C reaches the parent alone, which then ends its children in its own
 order. Linux ends a child with its parent even if the parent is killed. That is bound to the *thread* that started the
 child, so all children are started from one thread of this module, which lives as long as the process.
+
+The child asks for that itself, in a small program that then becomes the command. Asking in `preexec_fn` would run
+Python in a copy of this process. The other threads are gone there, the locks they held are not, and what belonged to
+them is finalized: py4j shuts down its connections, which the copy shares, and the parent's Spark session loses them.
 """
 
 from __future__ import annotations
 
-import ctypes
+import errno
 import os
 import random
-import signal
+import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Final
 
-_PR_SET_PDEATHSIG: Final = 1
 _OUTGOING_PORTS: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _USUAL_FIRST_OUTGOING_PORT: Final = 32768
 _LOWEST_PORT: Final = 15_000
 _starter: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="millrace-children")
-_libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+_END_WITH_PARENT: Final = """
+import ctypes, os, signal, sys
+parent, program, *command = sys.argv[1:]
+PR_SET_PDEATHSIG = 1
+ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+if os.getppid() != int(parent):  # it has gone already
+    os.kill(os.getpid(), signal.SIGKILL)
+for ignored_by_python in (signal.SIGPIPE, signal.SIGXFSZ):
+    signal.signal(ignored_by_python, signal.SIG_DFL)
+os.execv(program, command)
+"""
+"""Takes 20 ms and uses nothing but the standard library."""
 
 
 def spawn(
@@ -33,33 +47,30 @@ def spawn(
     log: IO[bytes],
     stdout: int | IO[bytes] | None = None,
     env: Mapping[str, str] | None = None,
-    cwd: Path | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start `command`; what it prints goes to `log`, its standard output to `stdout` if that is given."""
 
     def start() -> subprocess.Popen[bytes]:
         return subprocess.Popen(  # noqa: S603  # our own command lines
-            list(command),
+            _bound_to_us(command),
             stdin=subprocess.DEVNULL,
             stdout=log if stdout is None else stdout,
             stderr=log,
             start_new_session=True,
-            preexec_fn=_end_with_parent(os.getpid()),  # noqa: PLW1509  # one prctl call, no locks
             env=None if env is None else dict(env),
-            cwd=cwd,
         )
 
     return _starter.submit(start).result()
 
 
-def _end_with_parent(parent_pid: int) -> Callable[[], None]:
-    def ask() -> None:
-        if _libc is not None:
-            _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != parent_pid:  # it has gone already
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    return ask
+def _bound_to_us(command: Sequence[str]) -> list[str]:
+    """The command that becomes `command` and ends with this process, where the system can do that."""
+    if sys.platform != "linux":
+        return list(command)
+    program = shutil.which(command[0])
+    if program is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), command[0])
+    return [sys.executable, "-I", "-S", "-c", _END_WITH_PARENT, str(os.getpid()), program, *command]
 
 
 def free_ports(host: str, count: int) -> list[int]:

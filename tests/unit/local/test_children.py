@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import psutil
@@ -63,6 +64,34 @@ def test_a_child_writes_to_its_log_and_is_alone_in_its_session(tmp_path: Path) -
 def test_a_program_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with (tmp_path / "log").open("wb") as log, pytest.raises(FileNotFoundError):
         spawn([str(tmp_path / "nothing")], log=log)
+
+
+def test_nothing_of_the_parent_is_finalized_in_a_child(tmp_path: Path) -> None:
+    """What a thread of the parent holds may be a connection, and the child shares its socket (py4j)."""
+    finalized = tmp_path / "finalized"
+
+    class Connection:
+        def __del__(self) -> None:
+            finalized.write_text(f"in process {os.getpid()}")
+
+    belongings = threading.local()
+    has_it, may_end = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        belongings.connection = Connection()
+        has_it.set()
+        may_end.wait()
+
+    holding = threading.Thread(target=hold)
+    holding.start()
+    has_it.wait()
+    try:
+        with (tmp_path / "log").open("wb") as log:
+            assert spawn(["true"], log=log).wait(30) == 0
+        assert not finalized.exists(), finalized.read_text()
+    finally:
+        may_end.set()
+        holding.join()
 
 
 def test_free_ports_differ() -> None:
