@@ -61,8 +61,12 @@ def test_a_broker_that_waits_for_zookeeper_can_be_stopped(broker: BrokerProcess)
         with broker.config_path.open("a") as properties:
             properties.write(f"zookeeper.connect=127.0.0.1:{silent.getsockname()[1]}\n")
             properties.write("zookeeper.session.timeout.ms=60000\n")
+        silent.settimeout(60)
         broker.launch()
-        silent.accept()[0].close()  # it has come as far as asking for ZooKeeper
+        try:
+            silent.accept()[0].close()  # it has come as far as asking for ZooKeeper
+        except TimeoutError:
+            pytest.fail(f"it has not asked (exit status {broker.exit_status}): {broker.log_path.read_text()}")
         assert broker.terminate(timeout_s=20) == 0
     assert b"ready" not in broker.log_path.read_bytes()
 
