@@ -59,6 +59,7 @@ def test_why_a_broker_did_not_start_is_told(broker: BrokerProcess) -> None:
 def test_a_broker_that_waits_for_zookeeper_can_be_stopped(broker: BrokerProcess) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         with broker.config_path.open("a") as properties:
+            properties.write("listeners=PLAINTEXT://127.0.0.1:0\n")  # a port that was free might be taken meanwhile
             properties.write(f"zookeeper.connect=127.0.0.1:{silent.getsockname()[1]}\n")
             properties.write("zookeeper.session.timeout.ms=60000\n")
         silent.settimeout(60)
