@@ -61,6 +61,15 @@ def test_a_child_writes_to_its_log_and_is_alone_in_its_session(tmp_path: Path) -
     assert last_line(tmp_path / "none") == ""
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_child_ignores_no_signal_because_python_does(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with path.open("wb") as log:
+        assert spawn(["grep", "SigIgn", "/proc/self/status"], log=log).wait(30) == 0
+    ignored = int(last_line(path).split()[1], 16)
+    assert not ignored & (1 << (signal.SIGPIPE - 1) | 1 << (signal.SIGXFSZ - 1))
+
+
 def test_a_program_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with (tmp_path / "log").open("wb") as log, pytest.raises(FileNotFoundError):
         spawn([str(tmp_path / "nothing")], log=log)
