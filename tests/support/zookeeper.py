@@ -38,7 +38,7 @@ def expire(store: ZooKeeperStore, hosts: str | None = None) -> None:
     Another connection takes the session over, at `hosts` if the store goes another way, and closes it. The store's own
     client may be quick enough to take it back first, so this goes on until ZooKeeper says that the session is no more.
     """
-    client = store._client
+    client = store._session._client
     assert client is not None
     session_id, password = client.client_id
     host, _, port = (hosts or store.hosts).partition(":")
