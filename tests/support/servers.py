@@ -26,7 +26,7 @@ from typing import Self
 import psutil
 
 from millrace.local.brokers import BrokerProcess
-from millrace.local.children import spawn
+from millrace.local.children import free_ports, spawn
 from support.kafka_jars import SERVER_FLAGS, KafkaJars
 from support.maven import ROOT
 
@@ -35,16 +35,6 @@ HOST = "127.0.0.1"
 
 class ServerFailed(Exception):
     """A broker did not start, or did not stop; carries the end of its log."""
-
-
-def free_ports(count: int = 1) -> list[int]:
-    """Ports that were free a moment ago, all different."""
-    sockets = [socket.create_server((HOST, 0)) for _ in range(count)]
-    try:
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
 
 
 def answers(port: int, timeout_s: float = 1.0) -> bool:
@@ -185,7 +175,7 @@ class MillraceServer(Server):
 
     def _prepare(self) -> None:
         if not self.port:
-            (self.port,) = free_ports()
+            (self.port,) = free_ports(HOST, 1)
 
     def _command(self) -> Sequence[str]:
         settings = [part for name, value in self.settings.items() for part in ("--set", f"{name}={value}")]
@@ -215,7 +205,7 @@ class KafkaServer(Server):
     def _prepare(self) -> None:
         if self.port:
             return
-        self.port, controller_port = free_ports(2)
+        self.port, controller_port = free_ports(HOST, 2)
         properties = {
             "process.roles": "broker,controller",
             "node.id": "1",
@@ -410,7 +400,7 @@ class KafkaCluster(Cluster):
         super().__init__(brokers, settings)
         self._jars = jars
         self._heap = {self.controller_id: "512M", **dict.fromkeys(self.broker_ids, heap)}
-        controller_port, *ports = free_ports(1 + brokers)
+        controller_port, *ports = free_ports(HOST, 1 + brokers)
         self._ports = {self.controller_id: controller_port, **dict(zip(self.broker_ids, ports, strict=True))}
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
 
