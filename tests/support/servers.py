@@ -55,8 +55,19 @@ def answers(port: int, timeout_s: float = 1.0) -> bool:
     return bool(correlation_id == 7 and error == 0)
 
 
+def _wait_until_it_runs(process: subprocess.Popen[bytes], command: Sequence[str]) -> None:
+    """Return when `command` runs: `spawn` comes to it through a program of its own, which is no part of its start."""
+    if process.args == command:
+        return
+    assert isinstance(process.args, list)
+    before = b"".join(os.fsencode(part) + b"\0" for part in process.args)
+    current = Path(f"/proc/{process.pid}/cmdline")
+    while current.read_bytes() == before:
+        time.sleep(0.0005)
+
+
 class Server:
-    """One broker process. Subclasses say how it is started and where its partitions are."""
+    """One broker process. Subclasses say how it is started and where its partitions are. Dies with its parent."""
 
     name = "server"
 
@@ -106,16 +117,10 @@ class Server:
         """Start the process and return when it answers; `start_s` is how long that took from exec."""
         self._prepare()
         with self.log_path.open("ab") as log:
-            started = time.monotonic()
-            self._process = subprocess.Popen(
-                self._command(),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                cwd=self.home,
-                env=self._environment(),
-                start_new_session=True,  # a ^C in the terminal is for the driver, which then stops the server
-            )
+            command = self._command()
+            self._process = spawn(command, log=log, env=self._environment(), cwd=self.home)
+        _wait_until_it_runs(self._process, command)
+        started = time.monotonic()
         while not (self._announced() and answers(self.port)):
             if self._process.poll() is not None:
                 raise ServerFailed(f"{self.name} ended with {self._process.returncode} at start:\n{self.log_tail()}")
