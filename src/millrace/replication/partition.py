@@ -24,7 +24,7 @@ from millrace.records.batch import read_header, split
 from millrace.replication import isr
 from millrace.replication.isr import Follower
 from millrace.replication.watermark import Reached, Watcher, Watermark
-from millrace.storage.settings import FlushMode
+from millrace.storage.settings import FlushMode, LogConfig
 
 if TYPE_CHECKING:
     from millrace.clock import Clock
@@ -122,6 +122,14 @@ class Partition:
         if self.is_leader:
             log.assign_epoch(self.leader_epoch)  # a log without records has not written down its epochs
         self._note_flushed()
+
+    def apply_config(self, config: LogConfig) -> None:
+        """Give the log other settings. With another `flush.mode`, what may be committed or promised is another."""
+        log = self.log
+        mode_before = log.config.flush_mode
+        log.apply_config(config)
+        if config.flush_mode is not mode_before and log.failure is None:
+            self._note_flushed()
 
     @property
     def is_open(self) -> bool:
@@ -277,6 +285,7 @@ class Partition:
     # ------------------------------------------------------------------------------------------------------ committing
 
     def _note_flushed(self) -> None:
+        """More of the log counts: it is on disk, or need not be any more."""
         if self.is_leader:
             self._advance()
         for watcher in tuple(self.flush_watchers):

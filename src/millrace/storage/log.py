@@ -1079,12 +1079,13 @@ class Log:
     # --- life ---------------------------------------------------------------------------------------------------------
 
     def apply_config(self, config: LogConfig) -> None:
-        """Use other settings from now on."""
+        """Use other settings from now on; what the old ones left unsynced is synced by the new ones."""
         self.config = config
         self._set_config(config)
         for segment in self._segments:
             segment.index_interval_bytes = config.index_interval_bytes
         self._producers.max_producers = config.max_producers
+        self.flush_soon()
 
     def _set_config(self, config: LogConfig) -> None:
         self._limits = config.produce_limits
