@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -865,13 +865,33 @@ class Log:
         segment.close()
         self._cache.forget(segment)
         self._unsynced.pop(segment, None)
-        doomed: list[Path] = []
-        for path in segment.paths():
+        return self._mark_deleted(segment.paths())
+
+    def _mark_deleted(self, paths: Iterable[Path]) -> list[Path]:
+        """Rename those of the files that are there; returns their new names."""
+        marked: list[Path] = []
+        for path in paths:
             target = path.with_name(path.name + DELETED_SUFFIX)
             if self._files.size_of(path) is not None:
                 self._files.rename(path, target)
-                doomed.append(target)
-        return doomed
+                marked.append(target)
+        return marked
+
+    def _cut_off(self, segments: list[Segment], end_offset: int) -> list[Path]:
+        """Retire the last segments, newest first, and the snapshots beyond `end_offset`.
+
+        The directory must be synced before anything is written: it may end exactly where a retired segment begins, and
+        if a power cut brought that one back, its records would follow the new ones as if they belonged there.
+        """
+        marked: list[Path] = []
+        for segment in reversed(segments):
+            marked += self._retire(segment)
+        marked += self._mark_deleted(
+            self.directory / name
+            for name in self._files.names(self.directory)
+            if is_offset_file(name, SNAPSHOT_SUFFIX) and int(name[:OFFSET_DIGITS]) > end_offset
+        )
+        return marked
 
     def _remove(self, paths: list[Path]) -> None:
         if self.discard is not None:
@@ -900,12 +920,17 @@ class Log:
         self._lower_flushed(LogPosition(end_offset, active.base_offset, position))
         self._generation += 1
         self._hints.clear()
-        paths: list[Path] = []
-        for segment in self._segments[slot + 1 :]:
-            paths += self._retire(segment)
+        try:
+            paths = self._cut_off(self._segments[slot + 1 :], end_offset)
+            if paths:
+                self._files.sync_directory(self.directory)
+            active.truncate(position, end_offset)
+        except StorageError as error:
+            # Which names and sizes the files have now is for a start to sort out.
+            self.fail(error)
+            raise
         del self._segments[slot + 1 :], self._bases[slot + 1 :]
         self._active = active
-        active.truncate(position, end_offset)
         self._unsynced[active] = None
         self.end_offset = end_offset
         # The batch that went as a whole may have begun below the start.
@@ -932,14 +957,9 @@ class Log:
         if not self._loaded:
             self._load()
         self.start_offset = min(self.start_offset, offset)
-        self._lower_flushed(LogPosition(offset, self._bases[0], 0))
+        self._lower_flushed(LogPosition(self.start_offset, self._bases[0], 0))
         self._generation += 1
         self._hints.clear()
-        paths: list[Path] = []
-        for segment in self._segments:
-            paths += self._retire(segment)
-        paths += [self.directory / name for name in self._files.names(self.directory) if name.endswith(SNAPSHOT_SUFFIX)]
-        self._snapshot_offset = -1
         segment = Segment(
             self._files,
             self.directory,
@@ -948,9 +968,15 @@ class Log:
             index_interval_bytes=self.config.index_interval_bytes,
             cache=self._cache,
         )
-        self._create_directory()
-        segment.create()
-        self._files.sync_directory(self.directory)
+        try:
+            self._create_directory()
+            paths = self._cut_off(self._segments, -1)
+            segment.create()
+            self._files.sync_directory(self.directory)
+        except StorageError as error:
+            self.fail(error)
+            raise
+        self._snapshot_offset = -1
         self._segments, self._bases, self._active = [segment], [offset], segment
         self.start_offset = self.end_offset = offset
         self.cleaned_offset = 0
@@ -963,18 +989,15 @@ class Log:
 
     def _reload_producers(self) -> None:
         """The producers' state at the end of the log, after a truncation: from a snapshot below it."""
-        offsets = sorted(int(name[:20]) for name in self._files.names(self.directory) if name.endswith(SNAPSHOT_SUFFIX))
+        names = self._files.names(self.directory)
+        offsets = sorted(int(name[:OFFSET_DIGITS]) for name in names if is_offset_file(name, SNAPSHOT_SUFFIX))
         state: Producers | None = None
         covered = -1
-        self._snapshot_offset = -1
-        for offset in reversed(offsets):
-            path = self.directory / file_name(offset, SNAPSHOT_SUFFIX)
-            if offset > self.end_offset:
-                self._files.remove(path)
-            elif state is None:
-                state = Producers.from_bytes(self._files.read_bytes(path) or b"", self.config.max_producers)
-                covered = offset if state is not None else -1
-                self._snapshot_offset = max(self._snapshot_offset, covered)
+        while state is None and offsets:
+            covered = offsets.pop()
+            data = self._files.read_bytes(self.directory / file_name(covered, SNAPSHOT_SUFFIX))
+            state = Producers.from_bytes(data or b"", self.config.max_producers)
+        covered = self._snapshot_offset = covered if state is not None else -1
         self._producers = state or Producers(self.config.max_producers)
         recovery.replay(self._producers, self._segments, covered)
 
