@@ -68,7 +68,7 @@ def written(root: Path, files: FaultyFiles) -> tuple[LogDirs, Log]:
 
 
 def after_the_cut(root: Path, files: FaultyFiles, dirs: LogDirs, *, lazy: bool = False) -> tuple[LogDirs, Log]:
-    """A power cut and another start; a `lazy` disk had written all data by itself, but of the names only what it had to."""
+    """A power cut and a start; a `lazy` disk wrote all data by itself, but of the names only what it had to."""
     dirs.abandon()
     files.crash((lambda _path, _durable, current: current) if lazy else None)
     again = open_dirs(root, files)
@@ -134,7 +134,7 @@ def test_what_a_start_has_cut_does_not_come_back_either(root: Path) -> None:
 def test_a_disk_that_fails_half_way_leaves_the_old_log_or_the_new_one(
     root: Path, call: str, cut: Callable[[Log], None]
 ) -> None:
-    """The call fails at every point once, and the log is used again as far as it lets itself be; then the power fails."""
+    """The call fails at every point once, the log is used again as far as it can be, and the power fails."""
     root.mkdir()
     for after in range(24):
         home = root / str(after)

@@ -321,7 +321,7 @@ _BROKER_SETTINGS: Final = (
         "Speed limit of compaction.", None, _CW),
     _broker("log.cleaner.backoff.ms", _L, 15000, "Wait when there is nothing to compact.", at_least(0), _CW),
     _broker("producer.id.expiration.ms", _I, _DAY_MS,
-        "A producer silent for this long is forgotten.", at_least(1), _CW),
+        "A producer is forgotten when this broker has written nothing of it for this long.", at_least(1), _CW),
     # replication
     _broker("replica.lag.time.max.ms", _L, 30000, "A follower behind for this long leaves the in-sync set."),
     _broker("replica.socket.timeout.ms", _I, 30000, "Timeout of a follower's requests."),

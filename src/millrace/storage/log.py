@@ -305,7 +305,7 @@ class Log:
         if leader_epoch != self._latest_epoch:
             self._assign_epoch(leader_epoch, base_offset)
         if header[9] >= 0:
-            self._note_producer(header, base_offset, records, segment)
+            self._note_producer(header, base_offset, records, segment, now_ms)
         self.end_offset = end_offset = last_offset + 1
         self._end = LogPosition(end_offset, segment.base_offset, position + size)
         self._unsynced[segment] = None
@@ -349,7 +349,7 @@ class Log:
             segment.note(header.last_offset, header.largest_timestamp_ms, header.size_bytes)
             self._assign_epoch(header.leader_epoch, header.base_offset)
             if header.producer_id >= 0:
-                self._note_producer(header, header.base_offset, data, segment)
+                self._note_producer(header, header.base_offset, data, segment, now_ms)
         self.end_offset = expected
         self._end = LogPosition(expected, segment.base_offset, segment.size_bytes)
         self._unsynced[segment] = None
@@ -385,9 +385,11 @@ class Log:
         else:
             segment.created_ms = now_ms
 
-    def _note_producer(self, header: BatchHeader, base_offset: int, batch: Buffer, segment: Segment) -> None:
+    def _note_producer(
+        self, header: BatchHeader, base_offset: int, batch: Buffer, segment: Segment, now_ms: int
+    ) -> None:
         if not header.is_control:
-            self._producers.record(header, base_offset)
+            self._producers.record(header, base_offset, now_ms)
             return
         try:
             marker = decode_end_marker(batch)
@@ -396,7 +398,7 @@ class Log:
             return
         if marker is None:
             return
-        aborted = self._producers.record_marker(header, base_offset, marker)
+        aborted = self._producers.record_marker(header, base_offset, marker, now_ms)
         if aborted is not None:
             try:
                 segment.txn_index.append(aborted)
@@ -999,7 +1001,7 @@ class Log:
             state = Producers.from_bytes(data or b"", self.config.max_producers)
         covered = self._snapshot_offset = covered if state is not None else -1
         self._producers = state or Producers(self.config.max_producers)
-        recovery.replay(self._producers, self._segments, covered)
+        recovery.replay(self._producers, self._segments, covered, self._clock.wall_ms())
 
     # --- flushing -----------------------------------------------------------------------------------------------------
 

@@ -120,7 +120,7 @@ def load(
         files.sync_directory(directory)
     start_offset = max(state.start_offset, segments[0].base_offset)
     epochs = _load_epochs(files, directory, segments, tail)
-    producers, snapshot_offset = _load_producers(files, directory, segments, snapshots, tail, options)
+    producers, snapshot_offset = _load_producers(files, directory, segments, snapshots, tail, options, now_ms)
     producers.expire(now_ms, options.producer_expiration_ms)
     return Loaded(segments, start_offset, tail.end_offset, tail.flushed, epochs, producers, snapshot_offset)
 
@@ -277,12 +277,12 @@ def _cut(
         dropped.close()
         for path in dropped.paths():
             files.remove(path)
-    dropped = len(segments) > keep
+    shorter = len(segments) > keep
     del segments[keep:]
     if keep > index:
         files.truncate(segment.log_file, position)
     segments[-1].sealed = False
-    return dropped
+    return shorter
 
 
 def _scan_segment(segment: Segment, tail: _Tail, point: int) -> str | None:
@@ -421,6 +421,7 @@ def _load_producers(
     snapshots: list[int],
     tail: _Tail,
     options: LoadOptions,
+    now_ms: int,
 ) -> tuple[Producers, int]:
     """The newest usable snapshot, brought up to date from the batch headers behind it.
 
@@ -446,11 +447,13 @@ def _load_producers(
             covered = offset
     if state is None:
         state = Producers(options.max_producers)
-    replay(state, segments, covered, rebuild_from=tail.scanned_from)
+    replay(state, segments, covered, now_ms, rebuild_from=tail.scanned_from)
     return state, kept
 
 
-def replay(state: Producers, segments: list[Segment], from_offset: int, *, rebuild_from: int | None = None) -> None:
+def replay(
+    state: Producers, segments: list[Segment], from_offset: int, now_ms: int, *, rebuild_from: int | None = None
+) -> None:
     """Apply the batches from `from_offset` on to the producers' state.
 
     Aborted transactions are added to the indexes of segments at or above `rebuild_from`.
@@ -463,7 +466,7 @@ def replay(state: Producers, segments: list[Segment], from_offset: int, *, rebui
             if header.producer_id < 0 or header.base_offset < from_offset:
                 continue
             if not header.is_control:
-                state.record(header, header.base_offset)
+                state.record(header, header.base_offset, now_ms)
                 continue
             try:
                 marker = decode_end_marker(segment.pread(header.size_bytes, place))
@@ -472,6 +475,6 @@ def replay(state: Producers, segments: list[Segment], from_offset: int, *, rebui
                 continue
             if marker is None:
                 continue
-            aborted = state.record_marker(header, header.base_offset, marker)
+            aborted = state.record_marker(header, header.base_offset, marker, now_ms)
             if aborted is not None and rebuild_from is not None and segment.base_offset >= rebuild_from:
                 segment.txn_index.append(aborted)
