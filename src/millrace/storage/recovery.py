@@ -222,8 +222,8 @@ def _scan_tail(files: Files, directory: Path, segments: list[Segment], state: Lo
     for index in range(first, len(segments)):
         segment = segments[index]
         if segment.base_offset != tail.end_offset:
-            reason = "it does not follow the one before"
-            tail.dropped = _cut(files, directory, segments, index, 0, tail.end_offset, point, reason)
+            gap = "it does not follow the one before"
+            tail.dropped = _cut(files, directory, segments, index, 0, tail.end_offset, point, gap)
             break
         file_size = segment.size_bytes
         reason = _scan_segment(segment, tail, point)
