@@ -5,7 +5,7 @@ from __future__ import annotations
 from millrace.errors import ApiError, ErrorCode, MillraceError, code_of
 from millrace.handlers.context import RequestContext
 from millrace.handlers.registry import api
-from millrace.model import INTERNAL_TOPICS
+from millrace.model import INTERNAL_TOPICS, TopicPartition
 from millrace.wire.keys import ApiKey
 from millrace.wire.messages.records import DeleteRecordsRequest, DeleteRecordsResponse
 
@@ -20,6 +20,7 @@ def delete_records(context: RequestContext, request: DeleteRecordsRequest) -> De
     Internal topics are refused, and topics that are only compacted, as in Kafka (POLICY_VIOLATION).
     """
     topics = []
+    moved: dict[TopicPartition, DeleteRecordsResponse.DeleteRecordsPartitionResult] = {}
     for topic in request.topics:
         answers = []
         for item in topic.partitions:
@@ -33,9 +34,11 @@ def delete_records(context: RequestContext, request: DeleteRecordsRequest) -> De
                 if not partition.log.config.delete:
                     raise ApiError(ErrorCode.POLICY_VIOLATION, "the topic is compacted, not deleted from")
                 answer.low_watermark = partition.delete_records_before(item.offset)
+                moved[TopicPartition(topic.name, item.partition_index)] = answer
             except MillraceError as error:
                 answer.error_code = code_of(error)
             answers.append(answer)
         topics.append(DeleteRecordsResponse.DeleteRecordsTopicResult(name=topic.name, partitions=answers))
-    context.broker.log_dirs.checkpoint_start_offsets()
+    for place, failure in context.broker.log_dirs.checkpoint_start_offsets(moved).items():
+        moved[place].low_watermark, moved[place].error_code = NO_LOW_WATERMARK, code_of(failure)
     return DeleteRecordsResponse(topics=topics)
