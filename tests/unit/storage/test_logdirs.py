@@ -302,8 +302,10 @@ class TestDeletion:
         dirs = open_dirs(root)
         partition = TopicPartition("t" * 249, 123)
         add(dirs.create_log(partition, uuid.uuid4()))
+        assert (root / str(partition)).is_dir()
         dirs.delete_log(partition)
         dirs.close()
+        assert not [path for path in root.iterdir() if path.is_dir()]
 
 
 class TestFailures:
