@@ -155,8 +155,8 @@ class _Place:
 
     partition: Partition
     leader_epoch: int
-    sent: tuple[int, int] | None = None
-    """Fetch offset and last epoch as last sent in this session; None where the session does not have it."""
+    sent: tuple[int, int, int] | None = None
+    """Fetch offset, last epoch and log start as last sent in this session; None where the session does not have it."""
     failures: int = 0
     not_before: float = 0.0
     is_behind: bool = True
@@ -365,7 +365,8 @@ class _Session:
                     gone = forgotten.setdefault(topic_id, FetchRequest.ForgottenTopic(topic_id=topic_id, partitions=[]))
                     gone.partitions.append(index)
                 continue
-            position = place.partition.fetch_position()
+            log_start = place.partition.log.start_offset
+            position = (*place.partition.fetch_position(), log_start)
             if place.sent != position:
                 place.sent = position
                 topic = topics.setdefault(topic_id, FetchRequest.FetchTopic(topic_id=topic_id, partitions=[]))
@@ -375,7 +376,7 @@ class _Session:
                         current_leader_epoch=place.leader_epoch,
                         fetch_offset=position[0],
                         last_fetched_epoch=position[1],
-                        log_start_offset=place.partition.log.start_offset,
+                        log_start_offset=log_start,
                         partition_max_bytes=settings.max_partition_bytes,
                     )
                 )

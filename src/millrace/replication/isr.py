@@ -28,6 +28,7 @@ class Follower:
     broker_epoch: int = -1
     caught_up_at: float = NEVER
     """When it last had everything that the leader had."""
+    log_start: int = UNKNOWN_OFFSET
     _fetched_at: float = NEVER
     _leader_end: int = UNKNOWN_OFFSET
 

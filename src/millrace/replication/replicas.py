@@ -480,7 +480,7 @@ class Replicas:
             for partition in partitions:
                 self._limit(partition, topic)
                 if partition.is_open:
-                    partition.log.apply_config(config)
+                    partition.apply_config(config)
                 if partition.min_insync_replicas != min_isr:
                     partition.set_min_insync_replicas(min_isr)
 
