@@ -63,6 +63,7 @@ from millrace.metadata.store import (
     Trimmed,
 )
 from millrace.metadata.znodes import ControllerClaim
+from millrace.tasks import awaited
 
 logger = logging.getLogger(__name__)
 # kazoo reports every attempt to connect as a warning; this module says once that the connection is gone or back.
@@ -175,7 +176,7 @@ class ZooKeeperStore:
     async def _first_connection(self) -> None:
         late: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         timer = self._clock.call_later(self._connection_timeout_ms / 1000, partial(_resolve, late))
-        connected = asyncio.ensure_future(self._connected.wait())
+        connected = awaited(self._connected.wait())
         connected.add_done_callback(lambda _: _resolve(late))
         try:
             await late

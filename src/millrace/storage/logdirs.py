@@ -55,6 +55,7 @@ from millrace.storage.recovery import LogState
 from millrace.storage.segment import IndexCache
 from millrace.storage.settings import LogConfig
 from millrace.storage.ticket import FlushTicket
+from millrace.tasks import Tasks
 
 logger = logging.getLogger(__name__)
 
@@ -225,6 +226,7 @@ class LogDirs:
         """Called when a log has moved to another directory: `get` has another one now."""
         self.move_bytes_per_s: Callable[[], int] = lambda: _NO_LIMIT
         self._moves: dict[TopicPartition, _Move] = {}
+        self._tasks = Tasks(clock)
         self._mover: asyncio.Task[None] | None = None
         self._preferred: dict[TopicPartition, LogDirectory] = {}
         """Where logs should be made that do not exist yet."""
@@ -444,7 +446,7 @@ class LogDirs:
         elif source is not target:
             self._moves[partition] = _Move(partition, target)
             if self._mover is None:
-                self._mover = asyncio.get_running_loop().create_task(self._move_all(), name="move logs")
+                self._mover = self._tasks.start("move logs", self._move_all())
 
     async def _move_all(self) -> None:
         try:
