@@ -417,6 +417,8 @@ class LogDirs:
                 work()
             except StorageError as error:
                 logger.warning("could not remove old files: %s", error)
+            except Exception:  # nobody looks at the result
+                logger.exception("could not remove old files")
 
         if self._remover is None:
             self._remover = ThreadPoolExecutor(1, thread_name_prefix="remove-files")
