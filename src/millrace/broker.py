@@ -425,6 +425,9 @@ class Broker:
                 except MillraceError as error:
                     logger.error("compaction of %r: %s", partition, error)  # noqa: TRY400
                     continue
+                except Exception:  # of one log: the others go on
+                    logger.exception("compaction of %r", partition)
+                    continue
                 if log is not None:
                     key = TopicPartition(partition.topic, partition.index)
                     yield Compactable(key, log, lambda partition=partition: partition.committed.offset)  # type: ignore[misc]

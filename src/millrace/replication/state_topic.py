@@ -7,11 +7,11 @@ clients are refused at Produce).
 Invariants: a record counts only when `wait_committed` has returned; order within a partition is the order of `append`;
 `load` sees everything that was appended before it began, in the order of the log, and nothing that is not committed.
 
-A new leader may have more than what is committed, and lose it again to the one that follows (or, with it, answers that
-were given from it). Kafka's coordinators load up to the end of the log as well, and answer from the part that is
-committed; here there is one state, so loading waits until the high watermark has reached the end that it found. Nobody
-but the coordinator writes to the topic: what it found is the log as the epoch began with it (cf. KIP-207 and
-`Partition.latest_offset`). Where too few replicas are in sync that waits for them, as every write would.
+A new leader's log may end with records that are not committed, and that the next leader cuts off again: an answer that
+was given from them would have been wrong. Kafka's coordinators load up to the end of the log, too, but keep snapshots
+and answer from the one at the high watermark. Here there is one state, so loading waits until the high watermark has
+reached the end that it found. Only the coordinator writes to the topic, so that this is the log as the epoch began with
+it, as in `Partition.latest_offset`. Where too few replicas are in sync that waits for them, as every write would.
 """
 
 from __future__ import annotations
