@@ -30,6 +30,8 @@ Fatal = Callable[[str], object]
 
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 10.0
+INSIST_S: Final = 30.0
+"""A cancellation can be lost in a race with a timeout: after so long it is repeated."""
 
 
 class Tasks:
@@ -67,9 +69,13 @@ class Tasks:
 
     async def stop(self) -> None:
         """Cancel every task and return when all have ended. More may be started afterwards."""
+        self.cancel()
+        await self.ended(INSIST_S)
         while self._tasks:
-            self.cancel()
-            await self.ended()
+            for task in tuple(self._tasks):
+                logger.warning("%s does not end", task.get_name())
+                task.cancel()
+            await self.ended(INSIST_S)
 
     async def _keep(self, name: str, work: Work, fatal: Fatal | None) -> None:
         pause_s = 0.0
@@ -80,11 +86,9 @@ class Tasks:
                 if pause_s:
                     await self._clock.sleep(pause_s)
                 await work()
-            except asyncio.CancelledError as cancelled:
+            except (Exception, asyncio.CancelledError) as raised:
                 if _is_being_cancelled():
                     raise
-                error = cancelled
-            except Exception as raised:  # noqa: BLE001 - logged below, whatever it is
                 error = raised
             trace = None if isinstance(error, MillraceError) else error
             if fatal is not None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import millrace
+from millrace import tasks
 from millrace.clock import ManualClock
 from millrace.errors import ApiError, ErrorCode, StorageError
 from millrace.replication.state_topic import breathe
@@ -131,14 +132,47 @@ async def test_stopping_ends_everything_and_waits_for_it() -> None:
     assert await kept.after(100) == 1
 
 
+async def test_a_cancellation_that_was_lost_is_repeated(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tasks, "INSIST_S", 0.01)
+    kept = Kept()
+
+    async def deaf() -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            await asyncio.Event().wait()
+
+    kept.tasks.start("deaf", deaf())
+    await settle()
+    await kept.tasks.stop()
+    assert "deaf does not end" in caplog.text
+
+
+async def test_an_error_on_the_way_out_is_logged_and_is_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    kept = Kept()
+
+    async def clumsy() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise StorageError("it fell down")
+
+    kept.tasks.keep("clumsy", clumsy)
+    await settle()
+    await kept.tasks.stop()
+    assert [record.message for record in caplog.records] == ["clumsy has failed: it fell down"]
+
+
 async def test_the_error_of_a_job_is_logged_unless_somebody_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    tasks = Tasks(ManualClock(), told=(ApiError,))
+    jobs = Tasks(ManualClock(), told=(ApiError,))
 
     async def fail(error: Exception) -> None:
         raise error
 
     for error in (ApiError(ErrorCode.NOT_COORDINATOR), StorageError("no disk"), ZeroDivisionError("a bug")):
-        task = tasks.start(f"job {type(error).__name__}", fail(error))
+        task = jobs.start(f"job {type(error).__name__}", fail(error))
         await asyncio.wait([task])
     await settle()
     assert [record.message for record in caplog.records] == [

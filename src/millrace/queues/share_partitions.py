@@ -52,7 +52,8 @@ class SharePartitions:
         self._office = office
         self._clock = clock
         self.tasks = Tasks(clock, told=(MillraceError,))
-        """What goes on whether or not the member that asked for it still waits."""
+        """What members have asked for, and what happens whether or not they still wait."""
+        self._tasks = Tasks(clock, told=(MillraceError,))
         self._partitions: dict[ShareKey, SharePartition] = {}
         self._loading: dict[ShareKey, asyncio.Task[SharePartition]] = {}
         self._farewells: dict[str, _Farewell] = {}
@@ -86,7 +87,7 @@ class SharePartitions:
             self._drop(key, partition.not_leader())
         loading = self._loading.get(key)
         if loading is None:
-            loading = self.tasks.start(f"load {key}", self._load(key, partition))
+            loading = self._tasks.start(f"load {key}", self._load(key, partition))
             self._loading[key] = loading
             loading.add_done_callback(lambda _: self._loading.pop(key, None))
         return await asyncio.shield(loading)
@@ -97,7 +98,7 @@ class SharePartitions:
             return
         farewell = self._farewells.get(group_id)
         if farewell is None:
-            task = self.tasks.start(f"farewells of {group_id}", self._see_off(group_id))
+            task = self._tasks.start(f"farewells of {group_id}", self._see_off(group_id))
             farewell = self._farewells[group_id] = _Farewell(task)
         farewell.leavers.append(member_id)
         if not self.sessions.has_members(group_id):
@@ -121,11 +122,12 @@ class SharePartitions:
         error = ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "the broker is shutting down")
         for key in list(self._partitions):
             self._drop(key, error)
-        self.tasks.cancel()
+        self._tasks.cancel()
 
     async def stop(self) -> None:
         """Return when nothing runs any more."""
         self.begin_closing()
+        await self._tasks.stop()
         await self.tasks.stop()
 
     async def _load(self, key: ShareKey, partition: Partition) -> SharePartition:
