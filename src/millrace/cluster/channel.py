@@ -19,6 +19,7 @@ from millrace.cluster.view import MetadataView
 from millrace.config import BrokerConfig
 from millrace.errors import ApiError, ErrorCode
 from millrace.metadata.deltas import Endpoint
+from millrace.tasks import awaited
 from millrace.wire.schema import Request
 
 T = TypeVar("T")
@@ -56,7 +57,7 @@ def client_id(broker_id: int) -> str:
 
 async def within(clock: Clock, work: Awaitable[T], seconds: float) -> T:
     """What `work` returns, or ApiError REQUEST_TIMED_OUT; it is cancelled when the wait ends without it."""
-    task = asyncio.ensure_future(work)
+    task = awaited(work)
     expired = False
 
     def expire() -> None:
@@ -102,8 +103,8 @@ class ControllerChannel:
         connection = await self._connected(timeout_s)
         left_ms = max(1, round((deadline_s - self._clock.monotonic()) * 1000))
         asked_of = _office(self._view.image)
-        answer = asyncio.ensure_future(connection.request(message, version, timeout_ms=left_ms))
-        change = asyncio.ensure_future(self._view.wait_for(lambda image: _office(image) != asked_of))
+        answer = awaited(connection.request(message, version, timeout_ms=left_ms))
+        change = awaited(self._view.wait_for(lambda image: _office(image) != asked_of))
         try:
             await asyncio.wait([answer, change], return_when=asyncio.FIRST_COMPLETED)
             if answer.done():

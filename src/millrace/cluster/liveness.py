@@ -40,6 +40,7 @@ from millrace.cluster.writer import MetadataWriter
 from millrace.config import BrokerConfig
 from millrace.errors import ApiError, ErrorCode, MillraceError
 from millrace.metadata.deltas import Endpoint
+from millrace.tasks import Tasks, awaited
 from millrace.wire.messages.brokers import BrokerHeartbeatRequest
 
 logger = logging.getLogger(__name__)
@@ -196,7 +197,7 @@ class Peer:
 
     async def _ask(self, connection: Connection) -> None:
         # A broker says nothing on its own: what comes of waiting for it is the news that the connection is lost.
-        lost = asyncio.create_task(connection.read_raw(timeout_ms=_FOREVER_MS))
+        lost = awaited(connection.read_raw(timeout_ms=_FOREVER_MS))
         lost.add_done_callback(lambda _: self._wake.set())
         try:
             while not lost.done():
@@ -284,6 +285,7 @@ class Liveness:
         self._listener = listener
         self._clock = clock
         self._peers: dict[int, Peer] = {}
+        self._tasks = Tasks(clock)
         self._watches: dict[int, asyncio.Task[None]] = {}
         self._fenced_s: dict[int, float] = {}
         self._takeover: tuple[int, float] | None = None
@@ -383,7 +385,7 @@ class Liveness:
         for broker_id, (epoch, endpoint) in wanted.items():
             if broker_id not in self._peers:
                 peer = self._peers[broker_id] = self._new_peer(broker_id, epoch, endpoint)
-                self._watches[broker_id] = asyncio.create_task(peer.watch(), name=f"watch-broker-{broker_id}")
+                self._watches[broker_id] = self._tasks.keep(f"watch-broker-{broker_id}", peer.watch)
         if ended:
             await asyncio.wait(ended)
 

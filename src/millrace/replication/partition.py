@@ -213,9 +213,19 @@ class Partition:
                 self._log.flush_patience_s = 0.0
 
     def _begin_epoch(self, log: Log) -> None:
-        log.assign_epoch(self.leader_epoch)
-        self._epoch_start = log.end_offset
+        try:
+            log.assign_epoch(self.leader_epoch)
+            self._epoch_start = log.end_offset
+        except Exception:
+            # Nobody may lead with a log that does not know the epoch: it is closed, and the next use tries again.
+            self._let_go(log)
+            raise
         self._advance()
+
+    def _let_go(self, log: Log) -> None:
+        self._remembered = self.high_watermark.offset
+        log.on_flushed.remove(self._note_flushed)
+        self._log = self._committed = None
 
     def set_min_insync_replicas(self, count: int) -> None:
         self.min_insync_replicas = count

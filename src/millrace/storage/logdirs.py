@@ -67,6 +67,7 @@ from millrace.storage.recovery import LogState
 from millrace.storage.segment import IndexCache
 from millrace.storage.settings import LogConfig
 from millrace.storage.ticket import FlushTicket
+from millrace.tasks import Tasks
 
 logger = logging.getLogger(__name__)
 
@@ -223,7 +224,7 @@ class LogDirectory:
                 self._written[name] = (number, data)
 
     def render_logs(self, topic_ids: Mapping[TopicPartition, uuid.UUID]) -> Callable[[], None]:
-        """As `render`: which logs there are. One counts from its first sync on; before, a power cut may take it away."""
+        """As `render`: which logs there are. One counts from its first sync on: before, a power cut may take it."""
         made = {tp: topic_ids[tp] for tp, log in self.logs.items() if log.flushed_offset > 0 and tp in topic_ids}
         return self._render(checkpoint.LOGS, checkpoint.render_logs({**self.missing, **made}))
 
@@ -289,6 +290,7 @@ class LogDirs:
         """Called when a log has moved to another directory: `get` has another one now."""
         self.move_bytes_per_s: Callable[[], int] = lambda: _NO_LIMIT
         self._moves: dict[TopicPartition, _Move] = {}
+        self._tasks = Tasks(clock)
         self._mover: asyncio.Task[None] | None = None
         self._preferred: dict[TopicPartition, LogDirectory] = {}
         """Where logs should be made that do not exist yet."""
@@ -538,6 +540,8 @@ class LogDirs:
                 work()
             except StorageError as error:
                 logger.warning("could not remove old files: %s", error)
+            except Exception:  # nobody looks at the result
+                logger.exception("could not remove old files")
 
         if self._remover is None:
             self._remover = ThreadPoolExecutor(1, thread_name_prefix="remove-files")
@@ -567,7 +571,7 @@ class LogDirs:
         elif source is not target:
             self._moves[partition] = _Move(partition, target)
             if self._mover is None:
-                self._mover = asyncio.get_running_loop().create_task(self._move_all(), name="move logs")
+                self._mover = self._tasks.start("move logs", self._move_all())
 
     async def _move_all(self) -> None:
         try:
