@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from millrace.cluster.channel import broker_named
 from millrace.cluster.elections import IsrOutcome, IsrProposal
 from millrace.cluster.image import ClusterImage
 from millrace.errors import ApiError, ErrorCode
@@ -39,14 +40,20 @@ async def broker_heartbeat(context: RequestContext, request: BrokerHeartbeatRequ
 
     The first is for the controller, and is answered when the sender leads nothing any more (NOT_CONTROLLER elsewhere,
     STALE_BROKER_EPOCH for an incarnation that is over). The second names whom the sender believes to talk to; the
-    answer is STALE_BROKER_EPOCH if that is somebody else, BROKER_NOT_AVAILABLE if it is about to stop.
+    answer is STALE_BROKER_EPOCH if that is somebody else, BROKER_NOT_AVAILABLE if it is about to stop. With
+    `want_fence` it is a question about another broker, which refuses the sender: `is_fenced` says whether it refuses
+    this one, too, BROKER_NOT_AVAILABLE that this one does not know.
 
-    Not done: the rest of what Kafka's brokers report (they register in ZooKeeper here): `want_fence`, directories.
+    Not done: the rest of what Kafka's brokers report (they register in ZooKeeper here): directories.
     """
     try:
         _check_listener(context)
         answer = await context.broker.controller.heartbeat(
-            request.broker_id, request.broker_epoch, want_shut_down=request.want_shut_down
+            request.broker_id,
+            request.broker_epoch,
+            caller=broker_named(context.header.client_id),
+            want_fence=request.want_fence,
+            want_shut_down=request.want_shut_down,
         )
     except ApiError as error:
         return BrokerHeartbeatResponse(error_code=error.code)
