@@ -27,6 +27,7 @@ T = TypeVar("T")
 DEFAULT_TIMEOUT_S: Final = 10.0
 CONNECT_TIMEOUT_MS: Final = 2000
 PAUSE_S: Final = 0.05
+_CLIENT_ID: Final = "broker-"
 
 RETRIABLE: Final = frozenset({
     ErrorCode.NOT_CONTROLLER,
@@ -52,7 +53,13 @@ def inter_broker_endpoint(image: ClusterImage, broker_id: int, listener: str) ->
 
 def client_id(broker_id: int) -> str:
     """How a broker names itself on its connections to others."""
-    return f"broker-{broker_id}"
+    return f"{_CLIENT_ID}{broker_id}"
+
+
+def broker_named(client_id: str | None) -> int | None:
+    """The broker that names itself so; None for anybody else."""
+    number = (client_id or "").removeprefix(_CLIENT_ID)
+    return int(number) if number != client_id and number.isascii() and number.isdigit() else None
 
 
 async def within(clock: Clock, work: Awaitable[T], seconds: float) -> T:

@@ -402,21 +402,40 @@ class Controller:
 
         return await self.change(plan)
 
-    async def heartbeat(self, broker_id: int, broker_epoch: int, *, want_shut_down: bool = False) -> HeartbeatAnswer:
-        """Answer a BrokerHeartbeat, which means one of two things.
+    async def heartbeat(
+        self,
+        broker_id: int,
+        broker_epoch: int,
+        *,
+        caller: int | None = None,
+        want_fence: bool = False,
+        want_shut_down: bool = False,
+    ) -> HeartbeatAnswer:
+        """Answer a BrokerHeartbeat of the broker `caller`, which means one of three things.
 
         With `want_shut_down` the broker asks the controller to be fenced: its leaderships have moved when the answer
-        comes. ApiError STALE_BROKER_EPOCH, NOT_CONTROLLER. Without, it is a probe: the sender says whom it believes to
-        talk to, and the answer is whether this is that incarnation and means to stay.
+        comes. ApiError STALE_BROKER_EPOCH, NOT_CONTROLLER. With `want_fence` the sender is refused by the broker that
+        it names, and would have it fenced: the answer is whether it refuses this one, too. Without, it is a probe: the
+        sender says whom it believes to talk to, and the answer is whether this is that incarnation and means to stay.
         """
+        if self._liveness is not None and caller is not None:
+            self._liveness.called(caller)
         if want_shut_down:
             await self._fence(broker_id, broker_epoch)
             return HeartbeatAnswer(ErrorCode.NONE, is_fenced=True, should_shut_down=True)
+        if want_fence:
+            return await self._testify(broker_id, broker_epoch)
         if (broker_id, broker_epoch) != (self.broker_id, self.broker_epoch):
             return HeartbeatAnswer(ErrorCode.STALE_BROKER_EPOCH)
         if self._member.leaving:
             return HeartbeatAnswer(ErrorCode.BROKER_NOT_AVAILABLE)
         return HeartbeatAnswer(ErrorCode.NONE, is_fenced=not self.image.is_live(broker_id))
+
+    async def _testify(self, broker_id: int, broker_epoch: int) -> HeartbeatAnswer:
+        refused = await self._liveness.is_refused_by(broker_id, broker_epoch) if self._liveness is not None else None
+        if refused is None:
+            return HeartbeatAnswer(ErrorCode.BROKER_NOT_AVAILABLE)
+        return HeartbeatAnswer(ErrorCode.NONE, is_fenced=refused)
 
     async def _fence(self, broker_id: int, broker_epoch: int) -> None:
         def plan(image: ClusterImage) -> Plan[None]:

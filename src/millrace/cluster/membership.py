@@ -261,6 +261,10 @@ class ClusterMember:
         self._dead = dict(dead)
         self._wake.set()
 
+    def stand_back(self) -> None:
+        """Nobody is known to be dead any more: what `take_over` said and has not come about is void."""
+        self._refused = None
+
     async def resign(self, fence: dict[int, int]) -> None:
         """Leave the office to others for a while; the log says so, and that these brokers are gone.
 

@@ -47,6 +47,10 @@ class Follower:
         self._fetched_at = now
         self._leader_end = leader_end
 
+    def forgotten(self) -> Follower:
+        """The same follower before its first fetch; an incarnation that is over stays over."""
+        return Follower(self.broker_id, broker_epoch=self.broker_epoch)
+
     def is_in_step(self, leader_end: int, now: float, max_lag_s: float) -> bool:
         """Whether it has everything, or had it no longer than `max_lag_s` ago."""
         return self.log_end == leader_end or now - self.caught_up_at <= max_lag_s

@@ -170,6 +170,7 @@ class Partition:
     def lead(self, state: PartitionState) -> None:
         """Lead from now on, or go on with another ISR: `state` is new in the image and names this broker leader."""
         begins = not self.is_leader or state.leader_epoch != self.leader_epoch
+        left = {*self.state.isr} - {*state.isr}
         self.state = state
         self._proposed = None
         if begins:
@@ -183,11 +184,12 @@ class Partition:
                     in_sync = broker_id in state.isr
                     self._followers[broker_id] = Follower(broker_id, caught_up_at=now if in_sync else isr.NEVER)
         else:
-            self._followers = {
-                broker_id: self._followers.get(broker_id) or Follower(broker_id)
-                for broker_id in state.replicas
-                if broker_id != self.broker_id
-            }
+            known, self._followers = self._followers, {}
+            for broker_id in state.replicas:
+                if broker_id != self.broker_id:
+                    follower = known.get(broker_id) or Follower(broker_id)
+                    # Whoever was taken out has to show itself by a fetch: commits must not wait for its return before.
+                    self._followers[broker_id] = follower.forgotten() if broker_id in left else follower
         self._alone = not self._followers
         self._judge_min_isr()
         if self._log is not None:

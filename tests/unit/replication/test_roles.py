@@ -213,6 +213,26 @@ def test_nobody_waits_for_a_replica_that_is_dead(trio: tuple[Replica, Replica, R
     assert one.partition.high_watermark.offset == 5
 
 
+def test_a_replica_that_was_taken_out_is_waited_for_again_after_its_next_fetch(
+    trio: tuple[Replica, Replica, Replica],
+) -> None:
+    """It may be alive and unable to fetch, behind a link that refuses it."""
+    one, two, three = trio
+    one.partition.append(batch(5))
+    for _ in range(2):
+        two.fetch_from(one)
+        three.fetch_from(one)
+    one.partition.lead(replace(STATE, isr=(1, 2), partition_epoch=8))
+    assert one.partition.wanted_isr() is None
+    one.partition.append(batch(5))
+    for _ in range(2):
+        two.fetch_from(one)
+    assert one.partition.high_watermark.offset == 10
+    three.fetch_from(one)
+    three.fetch_from(one)
+    assert one.partition.wanted_isr() == ((1, -1), (2, 100), (3, 100))
+
+
 def test_a_replica_that_dies_while_it_joins_is_not_waited_for(trio: tuple[Replica, Replica, Replica]) -> None:
     one, two, three = trio
     one.partition.lead(replace(STATE, isr=(1, 2), partition_epoch=8))
