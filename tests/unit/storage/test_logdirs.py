@@ -392,7 +392,7 @@ class TestFailures:
             dirs.cleaned_offsets_later(TP)()
             dirs.directories[0]._recovery_points_later()()
         said = [record for record in caplog.records if record.levelname == "ERROR"]
-        assert len({record.getMessage() for record in said}) == len(said) == 4, (
+        assert len({record.getMessage() for record in said}) == len(said) == 5, (
             "each once, whatever the number of turns"
         )
         assert dirs.directories[0].failure is None
@@ -405,7 +405,7 @@ class TestFailures:
             assert f"topic 0 {offset}" in (root / f"{name}-offset-checkpoint").read_text()
         files.fail(call, number, match="" if call == "sync_directory" else "checkpoint", times=-1)
         dirs.checkpoint_high_watermarks({TP: 3})
-        assert sum(record.levelname == "ERROR" for record in caplog.records) == 5, "said again when it begins again"
+        assert sum(record.levelname == "ERROR" for record in caplog.records) == 6, "said again when it begins again"
         dirs.abandon()
 
     def test_what_a_truncation_needs_on_disk_is_no_hint(self, root: Path) -> None:
