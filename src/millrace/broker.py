@@ -60,6 +60,8 @@ logger = logging.getLogger(__name__)
 RESERVED_DESCRIPTORS: Final = 1024
 """Descriptors kept back from connections for segment files, pipes and the metadata store."""
 DRAIN_S: Final = 2.0
+SPACE_INTERVAL_S: Final = 0.25
+"""How often the free space of the disks is looked at; a call of microseconds."""
 HAND_OVER_S: Final = 0.25
 """How long a broker that gave its leaderships away goes on answering: long enough for a client at work to come by."""
 ANY_HOST: Final = frozenset({"", "0.0.0.0", "::"})  # noqa: S104 - recognised, not bound
@@ -140,7 +142,12 @@ class Broker:
             if not log_dirs.online:
                 self._fail(f"no usable data directory is left: {directory.failure}")
 
+        def space_changed(directory: LogDirectory) -> None:
+            replicas.directory_space_changed(directory)
+            reports.look()
+
         log_dirs.on_failure = directory_failed
+        log_dirs.on_space = space_changed
         log_dirs.on_log_failure = replicas.on_misplaced = reports.look
         controller.on_fatal = self._fail
         presence = Presence(self.clock)
@@ -224,6 +231,7 @@ class Broker:
         self._stops.append(self._stop_listening)
         self._stops.append(lambda: self._hand_over(controller))
         self._tasks.keep("disk reports", reports.run)
+        self._tasks.keep("disk space", lambda: self._watch_space(log_dirs))
         self._tasks.keep("retention", lambda: self._keep_retention(replicas))
         self._tasks.keep("compaction", self._cleaner(log_dirs, replicas).run)
         self._tasks.keep("checkpoints", lambda: self._keep_checkpoints(log_dirs))
@@ -449,6 +457,12 @@ class Broker:
                         logger.exception("retention of %r", partition)
                 await asyncio.sleep(0)
 
+    async def _watch_space(self, log_dirs: LogDirs) -> None:
+        """See in time that a disk is nearly full."""
+        while True:
+            log_dirs.look_at_space(self.config.get_int("log.dirs.min.free.bytes"))
+            await self.clock.sleep(SPACE_INTERVAL_S)
+
     def _cleaner(self, log_dirs: LogDirs, replicas: Replicas) -> Cleaner:
         def compactable() -> Iterator[Compactable]:
             for partition in replicas:
@@ -522,7 +536,7 @@ def _store_for(config: BrokerConfig, clock: Clock) -> MetadataStore:
 
 def _directories(log_dirs: LogDirs) -> Directories:
     """This broker's directories, as the cluster has to know them."""
-    return Directories(log_dirs.online, (), len(log_dirs.online) < len(log_dirs.directories))
+    return Directories(log_dirs.online, log_dirs.full, len(log_dirs.online) < len(log_dirs.directories))
 
 
 def _follow_partitions(replicas: Replicas, groups: GroupCoordinator, share_state: ShareCoordinator) -> None:

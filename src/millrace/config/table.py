@@ -287,6 +287,10 @@ _BROKER_SETTINGS: Final = (
     _broker("log.dirs", _LIST, None,
         "Directories where data is kept. There is no default: this or log.dir must be set.",
         unique_items(empty=False)),
+    _broker("log.dirs.min.free.bytes", _L, 64 * 1024 * 1024,
+        "A directory with less free space takes no more records of ordinary topics, and other replicas lead, until"
+        " there is twice as much. At most a twentieth of the disk is kept free. 0: a disk is full when a write fails.",
+        at_least(0), _CW),
     _broker("num.partitions", _I, 1, "Partitions of a topic whose maker did not say.", at_least(1)),
     _broker("default.replication.factor", _I, 1, "Replicas of a topic whose maker did not say.", at_least(1)),
     _broker("auto.create.topics.enable", _B, True, "Make a topic when a client first asks for it."),
