@@ -11,7 +11,7 @@ from millrace.handlers.context import RequestContext
 from millrace.handlers.leaders import leader_hint
 from millrace.handlers.promise import Promise
 from millrace.handlers.registry import api
-from millrace.storage.log import ReadResult
+from millrace.storage.reading import ReadResult
 from millrace.wire.hot import (
     FETCH_TOPIC_ID_FROM,
     FetchCall,

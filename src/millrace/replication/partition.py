@@ -30,7 +30,8 @@ from millrace.storage.settings import FlushMode, LogConfig
 if TYPE_CHECKING:
     from millrace.clock import Clock
     from millrace.replication.throttle import ReplicationQuota
-    from millrace.storage.log import Appended, Log, ReadResult
+    from millrace.storage.log import Appended, Log
+    from millrace.storage.reading import ReadResult
     from millrace.storage.recovery import LogPosition
 
 SETTLING_S: Final = 2.0
