@@ -40,7 +40,8 @@ def fetch(context: RequestContext, call: FetchCall) -> FetchReply | Promise[Fetc
 
     A reply starts with the whole batch that holds the asked offset. The first partition with data gives at least one
     batch whatever the size limits (KIP-74). A waiting fetch wakes at the first commit that concerns it. Incremental
-    sessions (KIP-227) mention only what changed.
+    sessions (KIP-227) mention only what changed. Where peers that do not read hold much of the broker's memory a
+    consumer gets less, or has to wait: see `server.answers`.
 
     A follower (a broker of this cluster, in the incarnation that the image knows) also gets what is not committed, and
     commits by asking for more. It is told where its log diverges (KIP-595), and waits for appends rather than commits;
@@ -89,15 +90,19 @@ def _reader(context: RequestContext, call: FetchCall) -> _ConsumerReader | Follo
 
 
 class _ConsumerReader:
-    """Reads what is committed."""
+    """Reads what is committed, as much as there is memory for. Where there is none the fetch waits for that, too."""
 
     is_replica = False
 
     def __init__(self, context: RequestContext, call: FetchCall) -> None:
         self._context = context
+        self._peer = context.peer
+        self._wake: Callable[[], None] | None = None
+        self._lacks_room = False
+        """There was once no memory for what could be read."""
         self._replicas = context.broker.replicas
         self._find = self._replicas.find_readable if context.version >= FOLLOWERS_SERVE_FROM else self._replicas.find
-        self._rack = call.rack_id if context.broker.is_rack_aware else ""
+        self._rack = call.rack_id if call.rack_id and context.broker.is_rack_aware else ""
 
     def holds_back(self, wanted: list[Wanted]) -> bool:  # noqa: ARG002 - as the other reader has it
         """A consumer gets at once what there is."""
@@ -108,6 +113,7 @@ class _ConsumerReader:
         outcome: _Outcome = []
         size_bytes = 0
         settled = False
+        asked_bytes = room = max_bytes
         find, rack = self._find, self._rack
         for item in wanted:
             try:
@@ -121,17 +127,31 @@ class _ConsumerReader:
                     continue
                 records: bytes | memoryview = b""
                 if item.fetch_offset != committed and size_bytes < max_bytes:
-                    read = partition.read(
-                        item.fetch_offset, min(item.max_bytes, max_bytes - size_bytes), at_least_one=size_bytes == 0
-                    )
-                    records = read.data
-                    size_bytes += len(records)
+                    if not size_bytes and self._peer is not None:
+                        room = self._peer.answer_room(self._context)
+                        max_bytes = min(asked_bytes, room)
+                    if room:
+                        read = partition.read(
+                            item.fetch_offset, min(item.max_bytes, max_bytes - size_bytes), at_least_one=size_bytes == 0
+                        )
+                        records = read.data
+                        size_bytes += len(records)
                 result = FetchResult(item.index, 0, committed, committed, partition.log.start_offset, records)
             except MillraceError as error:
                 result = _failed(self._context, item, error)
                 settled = True
             outcome.append((item, result))
+        if room < asked_bytes:
+            if not room:
+                self._lacks_room = True
+                self._wait_for_room()
+            elif size_bytes * 2 > room:
+                settled = True  # the next batch may not fit, however long it waits
         return outcome, size_bytes, settled
+
+    def _wait_for_room(self) -> None:
+        if self._peer is not None and self._wake is not None:
+            self._peer.when_room(self._context, self._wake)
 
     def _nearer(self, partition: Partition, offset: int) -> int | None:
         """An in-sync follower in the client's rack that has `offset`, unless this broker is in that rack itself."""
@@ -150,12 +170,18 @@ class _ConsumerReader:
         )
 
     def watch(self, wanted: list[Wanted], wake: Callable[[], None]) -> Callable[[], None]:
-        """Have `wake` called when something may have been committed; returns what ends that."""
+        """Have `wake` called when something may have been committed, or there may be room; returns what ends that."""
         marks = self._replicas.watermarks((item.key, item.index) for item in wanted)
         for mark in marks:
             mark.watch(wake)
+        self._wake = wake
+        if self._lacks_room:
+            self._wait_for_room()
 
         def unwatch() -> None:
+            self._wake = None
+            if self._lacks_room and self._peer is not None:
+                self._peer.forget_room(wake)
             for mark in marks:
                 mark.unwatch(wake)
 
