@@ -46,11 +46,12 @@ from millrace.replication.proposals import IsrProposals
 from millrace.replication.replicas import Replicas
 from millrace.replication.reports import DiskReports
 from millrace.replication.state_topic import StateTopic
+from millrace.server.answers import AnswerRoom
 from millrace.server.flow import DEFAULT_BUDGET_BYTES, ConnectionLimits, MemoryBudget
 from millrace.server.listener import Listener
 from millrace.storage.boot import boot_id
 from millrace.storage.cleaner import Cleaner, CleanerSettings, Compactable
-from millrace.storage.files import Files
+from millrace.storage.files import DEFAULT_MAX_OPEN, Files
 from millrace.storage.logdirs import LogDirectory, LogDirs
 from millrace.tasks import Tasks
 from millrace.transactions.producer_ids import ProducerIds
@@ -58,7 +59,7 @@ from millrace.transactions.producer_ids import ProducerIds
 logger = logging.getLogger(__name__)
 
 RESERVED_DESCRIPTORS: Final = 1024
-"""Descriptors kept back from connections for segment files, pipes and the metadata store."""
+"""Descriptors kept back from connections for segment files, pipes and the metadata store; half where that is less."""
 DRAIN_S: Final = 2.0
 SPACE_INTERVAL_S: Final = 0.25
 """How often the free space of the disks is looked at; a call of microseconds."""
@@ -80,7 +81,7 @@ class Broker:
     ) -> None:
         self.config = config
         self.clock = clock or SystemClock()
-        self._files = files or Files()
+        self._files = files or Files(min(DEFAULT_MAX_OPEN, _descriptors() // 4))  # sockets and others want theirs
         self._store = store
         self._listeners: list[Listener] = []
         self._tasks = Tasks(self.clock)
@@ -124,7 +125,11 @@ class Broker:
         config = self.config
         for name in config.ignored:
             logger.warning("the setting %s has no meaning here and is ignored", name)
-        limits = ConnectionLimits(_connection_limit(config), config.get_int("max.connections.per.ip"))
+        descriptors = _descriptors()
+        most = max(descriptors - RESERVED_DESCRIPTORS, descriptors // 2)
+        limits = ConnectionLimits(
+            lambda: min(config.get_int("max.connections"), most), lambda: config.get_int("max.connections.per.ip")
+        )
 
         log_dirs = LogDirs.open(
             [Path(path) for path in config.log_dirs], node_id=config.broker_id, clock=self.clock, files=self._files
@@ -392,6 +397,7 @@ class Broker:
         budget = MemoryBudget(
             max(budget_bytes if budget_bytes > 0 else DEFAULT_BUDGET_BYTES, config.get_int("socket.request.max.bytes"))
         )
+        answers = AnswerRoom(budget, self.clock)
         apis = registry.load()
         for configured in config.listeners:
             self._listeners.append(
@@ -402,6 +408,7 @@ class Broker:
                     apis=apis,
                     services=self.services,
                     budget=budget,
+                    answers=answers,
                     limits=limits,
                     max_frame_bytes=config.get_int("socket.request.max.bytes"),
                     max_idle_ms=config.get_int("connections.max.idle.ms"),
@@ -579,11 +586,9 @@ def _partitions(controller: Controller, config: BrokerConfig, topic: str, settin
     return len(found.partitions) if found else config.get_int(setting)
 
 
-def _connection_limit(config: BrokerConfig) -> int:
-    """max.connections, or what the operating system's limit on descriptors leaves of it."""
+def _descriptors() -> int:
+    """How many descriptors this process may have open; as many as the operating system lets it ask for."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        soft = hard
-    room = max(soft - RESERVED_DESCRIPTORS, soft // 2)
-    return min(config.get_int("max.connections"), room)
+    return max(soft, hard)  # a hard limit of -1 is none
