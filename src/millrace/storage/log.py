@@ -74,6 +74,8 @@ from millrace.storage.unsynced import Unsynced
 logger = logging.getLogger(__name__)
 
 _ASK_ALWAYS: Final = -2
+LOAD_ATTEMPTS: Final = 3
+"""A log that could not be read so often, one time after another, is offline: another replica should serve."""
 
 
 class Appended(NamedTuple):
@@ -133,6 +135,7 @@ class Log:
         self._state = state
         self._cache = cache
         self._loaded = False
+        self._failed_loads = 0
         self._segments = Segments(files, directory, cache, config.index_interval_bytes)
         self._reading = Reading(self._segments)
         self._end = LogPosition(self.end_offset, 0, 0)
@@ -918,8 +921,11 @@ class Log:
                 self._files, self.directory, self._state, self.config.load_options, self._cache, now_ms
             )
         except StorageError as error:
-            self.fail(error)
+            self._failed_loads += 1
+            if isinstance(error, CorruptLogError) or self._failed_loads >= LOAD_ATTEMPTS:
+                self.fail(error)
             raise
+        self._failed_loads = 0
         self._segments.take(loaded.segments)
         active = self._segments.active
         self.start_offset = loaded.start_offset
