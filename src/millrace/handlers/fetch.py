@@ -93,13 +93,13 @@ class _ConsumerReader:
     """Reads what is committed, as much as there is memory for. Where there is none the fetch waits for that, too."""
 
     is_replica = False
+    _wake: Callable[[], None] | None = None
+    _lacks_room = False
+    """There was once no memory for what could be read."""
 
     def __init__(self, context: RequestContext, call: FetchCall) -> None:
         self._context = context
         self._peer = context.peer
-        self._wake: Callable[[], None] | None = None
-        self._lacks_room = False
-        """There was once no memory for what could be read."""
         self._replicas = context.broker.replicas
         self._find = self._replicas.find_readable if context.version >= FOLLOWERS_SERVE_FROM else self._replicas.find
         self._rack = call.rack_id if call.rack_id and context.broker.is_rack_aware else ""

@@ -48,9 +48,11 @@ REFUSAL_GRACE_S: Final = 0.5
 KEEPALIVE: Final = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 4))
 """A peer that vanished without a word is noticed within two minutes, even while a long poll waits for it."""
 WRITE_BUFFER_HIGH_BYTES: Final = 64 * 1024
-WRITE_BUFFER_LOW_BYTES: Final = 0
+"""Small answers gather in the transport for one turn of the loop."""
 
 NO_REPLY: Final[Buffers] = ()
+_LATER: Final = (CoroutineType, Promise)
+"""What a handler returns whose answer is not there yet."""
 
 
 class _Reply:
@@ -147,7 +149,9 @@ class Connection(asyncio.BufferedProtocol):
         return taken_bytes
 
     def answer_room(self, context: RequestContext) -> int:
-        return self._answers.room() if self._may_answer(context) else 0
+        if (self._write_paused or self._ready_bytes) and not self._may_answer(context):
+            return 0
+        return self._answers.room()
 
     def when_room(self, context: RequestContext, wake: Callable[[], None]) -> None:
         self._answers.line_up(wake, lambda: self._may_answer(context))
@@ -180,7 +184,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._admitted = True
         self._answers.holders.add(self)
-        self._transport.set_write_buffer_limits(WRITE_BUFFER_HIGH_BYTES, WRITE_BUFFER_LOW_BYTES)
+        self._transport.set_write_buffer_limits(WRITE_BUFFER_HIGH_BYTES, 0)
         peer_socket = transport.get_extra_info("socket")
         if peer_socket is not None and peer_socket.family in (socket.AF_INET, socket.AF_INET6):
             peer_socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -247,6 +251,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self._write_paused = False
+        if self._transport is not None:
+            self._transport.set_write_buffer_limits(WRITE_BUFFER_HIGH_BYTES, 0)
         unsent_bytes, self._unsent_bytes = self._unsent_bytes, 0
         self._taken_bytes += unsent_bytes
         self._answers.give_back(unsent_bytes)
@@ -339,7 +345,7 @@ class Connection(asyncio.BufferedProtocol):
         context = RequestContext(self._services, header, version, self._host, self._listener, self)
         try:
             result = api.handler(context, request)
-            if not isinstance(result, CoroutineType | Promise):
+            if not isinstance(result, _LATER):
                 self._answer_now(self._encode(api, header, result), size_bytes)
                 return
         except Exception as error:  # noqa: BLE001 - the dispatch boundary
@@ -465,6 +471,9 @@ class Connection(asyncio.BufferedProtocol):
             transport.write(buffers[0])
         else:
             transport.writelines(buffers)
+        if not self._write_paused and transport.get_write_buffer_size():
+            # The kernel did not take all of it, and the transport keeps the whole until it has: have it pause now.
+            transport.set_write_buffer_limits(0, 0)
 
     # -------------------------------------------------------------------------------------------------------- ending
 

@@ -20,7 +20,6 @@ from millrace.server.connection import (
     MAX_OVERLAPPING_REPLIES,
     MAX_REQUESTS_PER_TURN,
     MAX_WAITING_REQUESTS,
-    WRITE_BUFFER_HIGH_BYTES,
     Connection,
 )
 from millrace.server.flow import ConnectionLimits, MemoryBudget
@@ -36,6 +35,8 @@ class FakeTransport:
     def __init__(self) -> None:
         self.protocol: asyncio.BufferedProtocol | None = None
         self.peer_reads = True
+        self._high_bytes = 0
+        self._paused = False
         self.written = bytearray()
         self.writes = 0
         self.unsent_bytes = 0
@@ -47,7 +48,14 @@ class FakeTransport:
         return ("10.0.0.1", 4711) if name == "peername" else None
 
     def set_write_buffer_limits(self, high: int, low: int) -> None:
-        assert low < high
+        assert low == 0
+        self._high_bytes = high
+        self._maybe_pause()
+
+    def _maybe_pause(self) -> None:
+        if self.unsent_bytes > self._high_bytes and not self._paused and self.protocol is not None:
+            self._paused = True
+            self.protocol.pause_writing()
 
     def write(self, data: bytes) -> None:
         self.writelines([data])
@@ -57,14 +65,13 @@ class FakeTransport:
         for data in buffers:
             self.written += data
         if not self.peer_reads:
-            was_bytes = self.unsent_bytes
             self.unsent_bytes += sum(map(len, buffers))
-            if was_bytes <= WRITE_BUFFER_HIGH_BYTES < self.unsent_bytes and self.protocol is not None:
-                self.protocol.pause_writing()
+            self._maybe_pause()
 
     def let_peer_read(self) -> None:
         self.peer_reads = True
         self.unsent_bytes = 0
+        self._paused = False
         assert self.protocol is not None
         self.protocol.resume_writing()
 
@@ -108,8 +115,14 @@ def make_api(handler: Callable[..., Any], *, overlaps: bool = False, key: ApiKey
 class Rig:
     """A connection with its transport, and the handlers' gates under the test's control."""
 
-    def __init__(self, *apis: Api, budget_bytes: int = 1 << 20, limits: ConnectionLimits | None = None) -> None:
-        self.transport = FakeTransport()
+    def __init__(
+        self,
+        *apis: Api,
+        budget_bytes: int = 1 << 20,
+        limits: ConnectionLimits | None = None,
+        transport: FakeTransport | None = None,
+    ) -> None:
+        self.transport = transport or FakeTransport()
         self.budget = MemoryBudget(budget_bytes)
         self.room = AnswerRoom(self.budget, SystemClock())
         self.limits = limits or ConnectionLimits(lambda: 10, lambda: 10)
@@ -347,6 +360,21 @@ async def test_an_answer_counts_as_memory_until_its_last_byte_was_taken() -> Non
     rig.transport.let_peer_read()
     assert rig.connection.held_bytes == rig.room.used_bytes == rig.budget.used_bytes == 0
     assert rig.connection.taken_bytes == LARGE_BYTES
+
+
+async def test_the_last_byte_of_an_answer_holds_all_of_it() -> None:
+    """A transport keeps a buffer until it has all been sent."""
+
+    class AllButAByte(FakeTransport):
+        def writelines(self, buffers: list[bytes]) -> None:
+            super().writelines(buffers)
+            self.unsent_bytes = 1
+
+    rig = Rig(make_large(lambda context, body: 1), transport=AllButAByte())
+    rig.send(1)
+    assert rig.room.used_bytes == LARGE_BYTES
+    rig.transport.let_peer_read()
+    assert rig.room.used_bytes == 0
 
 
 async def test_an_answer_that_waits_for_its_turn_counts_and_only_the_one_it_waits_for_has_room() -> None:
