@@ -126,8 +126,8 @@ class FollowerReader(Generic[W]):
                     if quota is not None:
                         self._take(quota, len(read.data))
                     result = FetchResult(item.index, 0, mark, mark, start, read.data)
-                    if 0 <= item.sent_start_offset < start:  # DeleteRecords waits for the follower to hear of it
-                        settled = True
+                    if 0 <= item.log_start_offset < start != item.sent_start_offset:
+                        settled = True  # DeleteRecords waits for the follower to hear of it
                 else:
                     result = FetchResult(item.index, 0, mark, mark, start, diverging=read)
                     settled = True

@@ -27,10 +27,9 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from millrace.clock import Clock
-from millrace.errors import ApiError, ErrorCode, StorageError
+from millrace.errors import ApiError, CorruptLogError, ErrorCode, StorageError
 from millrace.model import NO_TIMESTAMP
 from millrace.records.batch import (
-    HEADER_BYTES,
     STAMP,
     STAMP_BYTES,
     Batch,
@@ -39,14 +38,11 @@ from millrace.records.batch import (
     crc_matches,
     read_header,
     split,
-    stamp_log_append_time,
     validate_produced,
 )
 from millrace.records.compression import Buffer
 from millrace.records.control import decode_end_marker
-from millrace.records.decode import check_records
-from millrace.records.encode import recompress
-from millrace.storage import checkpoint, recovery, rewriting, swap
+from millrace.storage import admission, checkpoint, recovery, rewriting, swap
 from millrace.storage.compaction import LogFacts, SegmentFacts
 from millrace.storage.compaction_job import Cleaned
 from millrace.storage.epochs import LeaderEpochs
@@ -133,7 +129,6 @@ class Log:
         self._clock = clock
         self._files = files
         self._state = state
-        self._cache = cache
         self._loaded = False
         self._failed_loads = 0
         self._segments = Segments(files, directory, cache, config.index_interval_bytes)
@@ -263,9 +258,9 @@ class Log:
                     )
             head_bytes = STAMP_BYTES
             if self._special:
-                header, records, head_bytes = self._prepare(header, records, now_ms)
+                header, records, head_bytes = admission.prepare(header, records, self.config, now_ms)
         else:
-            header = self._check_internal(records)
+            header = admission.check_internal(records, self.config, self._producers)
             producer_id = header.producer_id
             head_bytes = STAMP_BYTES
         size = len(records)
@@ -397,42 +392,6 @@ class Log:
                 # Without this entry a reader would take aborted records for committed ones; a restart builds it anew.
                 self.fail(failure)
                 raise
-
-    def _prepare(
-        self, header: BatchHeader, records: bytes | memoryview, now_ms: int
-    ) -> tuple[BatchHeader, bytes | memoryview, int]:
-        """What some topics ask beyond the header: keys, a codec of their own, the broker's timestamps."""
-        config = self.config
-        if config.compact or config.validate_records:
-            check_records(records, require_keys=config.compact, max_bytes=config.max_decompressed_bytes)
-        codec = self._target_codec
-        if codec is not None and codec is not header.codec:
-            records = recompress(records, codec, max_bytes=config.max_decompressed_bytes)
-            header = read_header(records)
-            if len(records) > config.max_message_bytes:
-                raise ApiError(
-                    ErrorCode.MESSAGE_TOO_LARGE,
-                    f"the batch has {len(records)} bytes as {codec.name.lower()}, "
-                    f"the topic allows {config.max_message_bytes}",
-                )
-        if config.timestamp_type is TimestampType.LOG_APPEND:
-            return stamp_log_append_time(header, records, now_ms), records, HEADER_BYTES
-        return header, records, STAMP_BYTES
-
-    def _check_internal(self, records: bytes | memoryview) -> BatchHeader:
-        header = read_header(records)
-        if header.size_bytes != len(records) or header.count < 1 or header.last_offset_delta < 0:
-            raise ApiError(ErrorCode.INVALID_RECORD, "exactly one whole record batch is appended at a time")
-        if len(records) > self.config.max_message_bytes:
-            raise ApiError(
-                ErrorCode.MESSAGE_TOO_LARGE,
-                f"the record batch has {len(records)} bytes, the topic allows {self.config.max_message_bytes}",
-            )
-        if header.is_control:
-            marker = decode_end_marker(records)
-            if marker is not None:
-                self._producers.check_marker(header, marker)
-        return header
 
     # --- rolling ------------------------------------------------------------------------------------------------------
 
@@ -891,7 +850,6 @@ class Log:
 
     def _set_config(self, config: LogConfig) -> None:
         self._limits = config.produce_limits
-        self._target_codec = config.target_codec
         self._segment_bytes = config.segment_bytes
         self._segment_ms = config.max_segment_ms
         self._max_index_entries = max(config.segment_index_bytes // TIME_ENTRY_BYTES, 1)
@@ -901,7 +859,7 @@ class Log:
         self._special = (
             config.compact
             or config.validate_records
-            or self._target_codec is not None
+            or config.target_codec is not None
             or config.timestamp_type is TimestampType.LOG_APPEND
         )
         self._roll_after_ms = _ASK_ALWAYS
@@ -917,9 +875,7 @@ class Log:
             raise self.failure
         now_ms = self._clock.wall_ms()
         try:
-            loaded = recovery.load(
-                self._files, self.directory, self._state, self.config.load_options, self._cache, now_ms
-            )
+            loaded = recovery.load(self._segments, self._state, self.config.load_options, now_ms)
         except StorageError as error:
             self._failed_loads += 1
             if isinstance(error, CorruptLogError) or self._failed_loads >= LOAD_ATTEMPTS:
