@@ -61,7 +61,7 @@ logger = logging.getLogger(__name__)
 RESERVED_DESCRIPTORS: Final = 1024
 """Descriptors kept back from connections for segment files, pipes and the metadata store; half where that is less."""
 DRAIN_S: Final = 2.0
-SPACE_INTERVAL_S: Final = 0.25
+SPACE_INTERVAL_S: Final = 0.2
 """How often the free space of the disks is looked at; a call of microseconds."""
 HAND_OVER_S: Final = 0.25
 """How long a broker that gave its leaderships away goes on answering: long enough for a client at work to come by."""

@@ -18,11 +18,13 @@ from millrace.wire.frame import (
     read_response_header,
     response_header_version,
 )
+from millrace.wire.keys import ApiKey
 from millrace.wire.messages import PLACES, request_class, response_class
 
 EVERY_VERSION = [
     (key, version)
     for key in PLACES
+    if key is not ApiKey.GET_REPLICA_LOG_INFO  # newer than kio
     for version in range(request_class(key).min_version, request_class(key).max_version + 1)
 ]
 

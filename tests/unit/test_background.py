@@ -25,7 +25,7 @@ from millrace.wire.messages.topics import CreateTopicsRequest
 from support.one_loop import Brokers, until
 
 OF_EVERY_BROKER = {
-    "retention", "compaction", "checkpoints", "high watermarks",
+    "retention", "compaction", "checkpoints", "high watermarks", "disk space", "disk reports",
     "metadata-follow", "metadata-write", "membership", "sessions", "registrations",
     "leader-rebalance", "internal-topics",
     "isr-proposals", "isr-check",
