@@ -51,8 +51,9 @@ from millrace.server.flow import DEFAULT_BUDGET_BYTES, ConnectionLimits, MemoryB
 from millrace.server.listener import Listener
 from millrace.storage.boot import boot_id
 from millrace.storage.cleaner import Cleaner, CleanerSettings, Compactable
+from millrace.storage.directory import LogDirectory
 from millrace.storage.files import DEFAULT_MAX_OPEN, Files
-from millrace.storage.logdirs import LogDirectory, LogDirs
+from millrace.storage.logdirs import LogDirs
 from millrace.tasks import Tasks
 from millrace.transactions.producer_ids import ProducerIds
 

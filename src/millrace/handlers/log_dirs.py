@@ -11,7 +11,8 @@ from millrace.errors import ErrorCode
 from millrace.handlers.context import RequestContext
 from millrace.handlers.registry import api
 from millrace.model import TopicPartition
-from millrace.storage.logdirs import DirectoryDescription, LogDescription
+from millrace.storage.logdirs import DirectoryDescription
+from millrace.storage.moves import LogDescription
 from millrace.wire.keys import ApiKey
 from millrace.wire.messages.log_dirs import (
     AlterReplicaLogDirsRequest,
@@ -133,5 +134,5 @@ def _placing(context: RequestContext, directory: DirectoryDescription | None, pl
         return ErrorCode.KAFKA_STORAGE_ERROR
     if context.broker.replicas.held(*place) is None:
         return ErrorCode.REPLICA_NOT_AVAILABLE
-    context.broker.log_dirs.place(place, directory.path)
+    context.broker.log_dirs.moves.place(place, directory.path)
     return ErrorCode.NONE

@@ -50,7 +50,8 @@ from millrace.storage.settings import FlushMode, LogConfig
 
 if TYPE_CHECKING:
     from millrace.clock import Clock
-    from millrace.storage.logdirs import LogDirectory, LogDirs
+    from millrace.storage.directory import LogDirectory
+    from millrace.storage.logdirs import LogDirs
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +108,7 @@ class Replicas:
         self._config = config
         self._log_dirs = log_dirs
         log_dirs.on_moved = self._log_moved
-        log_dirs.move_bytes_per_s = lambda: config.get_int("replica.alter.log.dirs.io.max.bytes.per.second")
+        log_dirs.moves.bytes_per_s = lambda: config.get_int("replica.alter.log.dirs.io.max.bytes.per.second")
         self._clock = clock
         self._topics: dict[TopicKey, list[Partition | None]] = {}
         """By name and by id, the same list: a partition's place is its index, None where another broker leads it."""

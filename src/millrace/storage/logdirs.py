@@ -11,65 +11,48 @@
     <dir>/.kafka_cleanshutdown                only between a clean stop and the next start
     <dir>/<topic>-<partition>/                a log
     <dir>/<topic>-<partition>.<uuid>-delete/  a log on its way out
-    <dir>/<topic>-<partition>.<uuid>-future/  a copy of a log that moves here from another directory; see `move`
+    <dir>/<topic>-<partition>.<uuid>-future/  a copy of a log that moves here from another directory; see `moves`
     <dir>/<topic>-<partition>.<uuid>-stray/   a log of no topic that the metadata knows; kept for a person to look at
 
 A directory that fails (a failed sync, a directory that cannot be listed) goes offline with all its logs; the broker
 lives on with the others. A single log that is damaged goes offline alone: `Log.failure` says why. A hint that cannot be
 written grows old: that is said once, and it is tried again at the next turn.
 
-A log moves while it is used: it is copied, and in the last step, in one turn of the loop, the copy takes its place.
-1. The rest is copied and everything in the copy synced, with a mark in it that says what it is.
-2. The checkpoints of the new directory speak of the log, or DeleteRecords would be undone by a crash after step 3.
-3. The copy gets the log's name, and the directory is synced. From here on it counts; both names exist.
-4. The original gets the name of one that is deleted, and its directory is synced.
-5. The mark is removed. Only then does the log take records again.
-Before step 3 a crash leaves the original, and the copy is removed at the next start. Between 3 and 4 both are there and
-have the same records: the one with the mark is kept. The other order would have a moment without any.
-
 After a clean stop nothing but these files is read at start. After a crash every log is checked from its recovery point.
 """
 
 from __future__ import annotations
 
-import asyncio
 import errno
-import fcntl
-import itertools
 import logging
-import os
-import threading
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from millrace.clock import Clock
-from millrace.errors import ConfigError, CorruptLogError, DiskFullError, StorageError
+from millrace.errors import CorruptLogError, DiskFullError, StorageError
 from millrace.model import (
     FAILED_DIRECTORY,
     LOST_DIRECTORY,
     UNASSIGNED_DIRECTORY,
     TopicPartition,
-    decode_uuid,
-    encode_uuid,
     invalid_topic_name_reason,
-    new_topic_id,
 )
 from millrace.storage import checkpoint
+from millrace.storage.directory import LogDirectory, check_meta
 from millrace.storage.files import Files
-from millrace.storage.flusher import Flusher
 from millrace.storage.log import Log
-from millrace.storage.move import MARK, PIECE_BYTES, LogCopy
+from millrace.storage.moves import LogDescription, Moves
+from millrace.storage.names import DELETE_SUFFIX, STRAY_SUFFIX, aside
 from millrace.storage.recovery import LogState
 from millrace.storage.segment import IndexCache
 from millrace.storage.settings import LogConfig
 from millrace.storage.space import HELD_S, is_full
+from millrace.storage.startup import load_directory
 from millrace.storage.ticket import FlushTicket
-from millrace.tasks import Tasks
 
 logger = logging.getLogger(__name__)
 
@@ -88,17 +71,6 @@ _PACE_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class LogDescription:
-    """A log for DescribeLogDirs."""
-
-    partition: TopicPartition
-    size_bytes: int
-    end_offset: int
-    is_future: bool = False
-    """A copy under way of a log that lies in another directory."""
-
-
-@dataclass(frozen=True, slots=True)
 class DirectoryDescription:
     """A directory for DescribeLogDirs; `failure` is None where it is online."""
 
@@ -109,173 +81,12 @@ class DirectoryDescription:
     logs: tuple[LogDescription, ...]
 
 
-class LogDirectory:
-    """One data directory."""
+class Detached(NamedTuple):
+    """A log that was let go, the directory it lay in, and whether it has files there."""
 
-    def __init__(self, path: Path, files: Files, clock: Clock) -> None:
-        self.path = path
-        self.logs: dict[TopicPartition, Log] = {}
-        self.failure: StorageError | None = None
-        self.directory_id = UNASSIGNED_DIRECTORY
-        self.is_full = False
-        """Whether it takes no more records until there is space again (`space`)."""
-        self.full_until_s = float("-inf")
-        self.clean_epoch = -1
-        """The incarnation of the broker that stopped cleanly here; -1 where none did."""
-        self.missing: dict[TopicPartition, uuid.UUID] = {}
-        """Logs that there were, and that were not found at the start."""
-        self.flusher = Flusher(
-            path.name, files=files, clock=clock, on_failure=self._flush_failed, checkpoint=self._recovery_points_later
-        )
-        self.on_failure: Callable[[LogDirectory], object] | None = None
-        self.checkpointed: set[TopicPartition] = set()
-        """The partitions that a checkpoint on disk may speak of."""
-        self._files = files
-        self._lock_fd = -1
-        # The flusher's thread writes recovery points too: one at a time, and never an older state over a newer one.
-        self._writing = threading.Lock()
-        self._renderings = itertools.count(1)
-        self._written: dict[str, tuple[int, bytes]] = {}
-        self._aging: set[str] = set()
-        """Hints that could not be written at the last turn."""
-
-    def __repr__(self) -> str:
-        return f"LogDirectory({self.path}, {len(self.logs)} logs{', offline' if self.failure else ''})"
-
-    def lock(self) -> None:
-        """Take the directory for this broker; another process (or another broker in this one) is refused."""
-        self._files.make_directory(self.path)
-        try:
-            fd = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise StorageError(f"cannot lock {self.path}: {error.strerror}") from error
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(fd)
-            raise ConfigError(f"the data directory {self.path} is in use by another broker") from error
-        self._lock_fd = fd
-
-    def unlock(self) -> None:
-        if self._lock_fd >= 0:
-            os.close(self._lock_fd)
-            self._lock_fd = -1
-
-    def fail(self, error: StorageError) -> None:
-        """Go offline with every log."""
-        if self.failure is not None:
-            return
-        self.failure = error
-        logger.error("data directory %s is offline: %s", self.path, error)
-        for log in self.logs.values():
-            log.fail(error)
-        if self.on_failure is not None:
-            self.on_failure(self)
-
-    def _flush_failed(self, error: StorageError) -> None:
-        self.fail(error)
-
-    # --- checkpoints --------------------------------------------------------------------------------------------------
-
-    def recovery_points(self) -> dict[TopicPartition, int]:
-        """Up to where each log is on disk; a log that is offline keeps what was said of it."""
-        return {tp: log.flushed_offset for tp, log in self.logs.items() if log.create_directory is None}
-
-    def start_offsets(self) -> dict[TopicPartition, int]:
-        return {partition: log.start_offset for partition, log in self.logs.items() if log.start_offset > 0}
-
-    def cleaned_offsets(self) -> dict[TopicPartition, int]:
-        return {partition: log.cleaned_offset for partition, log in self.logs.items() if log.cleaned_offset > 0}
-
-    def render_cleaned_offsets(self) -> Callable[[], None]:
-        """As `render_hint`: how far compaction has come. A directory without compacted logs has no such file."""
-        offsets = self.cleaned_offsets()
-        if not offsets and checkpoint.CLEANED_OFFSETS not in self._written:
-            return lambda: None
-        return self.render_hint(checkpoint.CLEANED_OFFSETS, offsets)
-
-    def render(self, name: str, offsets: Mapping[TopicPartition, int]) -> Callable[[], None]:
-        """The call that writes `offsets`, as they are now, to a checkpoint; it may be made in another thread."""
-        self.checkpointed.update(offsets)
-        return self._render(name, checkpoint.render_offsets(offsets))
-
-    def _render(self, name: str, data: bytes) -> Callable[[], None]:
-        number = next(self._renderings)
-        return lambda: self._write(name, number, data)
-
-    def render_hint(self, name: str, offsets: Mapping[TopicPartition, int]) -> Callable[[], None]:
-        """As `render`, where nothing depends on what the file says: it may be older than it should be."""
-        return self._as_hint(name, self.render(name, offsets))
-
-    def _as_hint(self, name: str, write: Callable[[], None]) -> Callable[[], None]:
-        def try_to_write() -> None:
-            try:
-                write()
-            except StorageError as error:
-                if name not in self._aging:
-                    self._aging.add(name)
-                    logger.error("%s grows old until it can be written again: %s", self.path / name, error)  # noqa: TRY400
-            else:
-                if name in self._aging:
-                    self._aging.remove(name)
-                    logger.info("%s can be written again", self.path / name)
-
-        return try_to_write
-
-    def _write(self, name: str, number: int, data: bytes) -> None:
-        with self._writing:
-            last_number, last_data = self._written.get(name, (0, None))
-            if self.failure is None and number > last_number:
-                if data != last_data:
-                    self._files.replace_bytes(self.path / name, data)
-                self._written[name] = (number, data)
-
-    def render_logs(self, topic_ids: Mapping[TopicPartition, uuid.UUID]) -> Callable[[], None]:
-        """As `render`: which logs there are. One counts from its first sync on: before, a power cut may take it."""
-        made = {tp: topic_ids[tp] for tp, log in self.logs.items() if log.flushed_offset > 0 and tp in topic_ids}
-        return self._render(checkpoint.LOGS, checkpoint.render_logs({**self.missing, **made}))
-
-    def refresh_logs(self, topic_ids: Mapping[TopicPartition, uuid.UUID]) -> None:
-        """The same as a hint: a log that goes missing before it is listed is not missed."""
-        self._as_hint(checkpoint.LOGS, self.render_logs(topic_ids))()
-
-    def write_offsets(self) -> None:
-        """Checkpoint recovery points and start offsets, before something that they must not contradict after a crash.
-
-        Raises `StorageError` where that is not possible: then it must not be done.
-        """
-        self.render(checkpoint.RECOVERY_POINTS, self.recovery_points())()
-        self.render(checkpoint.LOG_STARTS, self.start_offsets())()
-        self.render_cleaned_offsets()()
-
-    def refresh_offsets(self) -> None:
-        """The same as hints: a crash will scan a little less."""
-        self.render_hint(checkpoint.RECOVERY_POINTS, self.recovery_points())()
-        self.render_hint(checkpoint.LOG_STARTS, self.start_offsets())()
-        self.render_cleaned_offsets()()
-
-    def refresh_high_watermarks(self, high_watermarks: Mapping[TopicPartition, int]) -> None:
-        """Keep what is committed of the logs here, for the next start."""
-        here = {partition: offset for partition, offset in high_watermarks.items() if partition in self.logs}
-        self.render_hint(checkpoint.HIGH_WATERMARKS, here)()
-
-    def _recovery_points_later(self) -> Callable[[], object]:
-        return self.render_hint(checkpoint.RECOVERY_POINTS, self.recovery_points())
-
-    def forget_checkpointed(self, partition: TopicPartition) -> None:
-        """Before a log is made: what the checkpoints say of an earlier one of that name must not be taken for it."""
-        if partition in self.checkpointed:
-            self.write_offsets()
-            self.checkpointed = set(self.logs)
-
-
-class _Move:
-    """A log on its way to another directory, or waiting for its turn."""
-
-    def __init__(self, partition: TopicPartition, target: LogDirectory) -> None:
-        self.partition = partition
-        self.target = target
-        self.copy: LogCopy | None = None
+    directory: LogDirectory
+    log: Log
+    has_files: bool
 
 
 class LogDirs:
@@ -297,14 +108,9 @@ class LogDirs:
         """Called when a log goes offline, alone or with its directory."""
         self.on_moved: Callable[[TopicPartition], object] | None = None
         """Called when a log has moved to another directory: `get` has another one now."""
-        self.move_bytes_per_s: Callable[[], int] = lambda: _NO_LIMIT
-        self._moves: dict[TopicPartition, _Move] = {}
-        self._tasks = Tasks(clock)
-        self._mover: asyncio.Task[None] | None = None
-        self._preferred: dict[TopicPartition, LogDirectory] = {}
-        """Where logs should be made that do not exist yet."""
+        self.moves = Moves(self, clock)
         self._clock = clock
-        self._files = files
+        self.files = files
         self._cache = IndexCache()
         self._by_partition: dict[TopicPartition, LogDirectory] = {}
         self._topic_ids: dict[TopicPartition, uuid.UUID] = {}
@@ -336,8 +142,8 @@ class LogDirs:
             for directory in dirs.directories:
                 try:
                     directory.lock()
-                    _check_meta(directory, dirs._files, node_id, cluster_id)
-                    dirs._load(directory)
+                    check_meta(directory, dirs.files, node_id, cluster_id)
+                    load_directory(dirs, directory)
                 except StorageError as error:
                     directory.fail(error)
             failures = [directory.failure for directory in dirs.directories]
@@ -368,6 +174,14 @@ class LogDirs:
         directory = self._by_partition.get(partition)
         return None if directory is None else directory.logs[partition]
 
+    def directory_of(self, partition: TopicPartition) -> LogDirectory | None:
+        """The directory in which a log lies; None where there is no such log."""
+        return self._by_partition.get(partition)
+
+    def note_topic_ids(self, topic_ids: Mapping[TopicPartition, uuid.UUID]) -> None:
+        """Remember the topics that logs were made for."""
+        self._topic_ids.update(topic_ids)
+
     def logs(self) -> Mapping[TopicPartition, Log]:
         """Every log."""
         return {partition: log for directory in self.directories for partition, log in directory.logs.items()}
@@ -381,7 +195,7 @@ class LogDirs:
         if log.create_directory is not None:
             return self._topic_ids[partition]
         path = directory.path / str(partition) / checkpoint.PARTITION_METADATA
-        topic_id = checkpoint.read_partition_metadata(self._files, path)
+        topic_id = checkpoint.read_partition_metadata(self.files, path)
         if topic_id is not None:
             self._topic_ids[partition] = topic_id
         return topic_id
@@ -405,7 +219,7 @@ class LogDirs:
         """See which directories are full: they keep `reserve_bytes` free."""
         now_s = self._clock.monotonic()
         for directory in self.directories:
-            space = self._files.space(directory.path) if directory.failure is None else None
+            space = self.files.space(directory.path) if directory.failure is None else None
             if space is not None and now_s >= directory.full_until_s:
                 self._set_full(directory, is_full(space, reserve_bytes, was_full=directory.is_full))
 
@@ -486,13 +300,13 @@ class LogDirs:
             raise StorageError("no usable data directory")
         named = [directory for directory in online if directory.directory_id == directory_id]
         directory = min(named or online, key=lambda candidate: len(candidate.logs))
-        preferred = self._preferred.pop(partition, None)
+        preferred = self.moves.preferred.pop(partition, None)
         if preferred is not None and preferred is not directory and preferred.failure is None:
-            self._expect(directory, partition, topic_id)
+            self.expect(directory, partition, topic_id)
             directory = preferred
-        return self._create_in(directory, partition, topic_id, config)
+        return self.create_in(directory, partition, topic_id, config)
 
-    def _expect(self, directory: LogDirectory, partition: TopicPartition, topic_id: uuid.UUID) -> None:
+    def expect(self, directory: LogDirectory, partition: TopicPartition, topic_id: uuid.UUID) -> None:
         """A log will lie elsewhere than the cluster knows: until it does, `directory` must not look as if it had none.
 
         `give_up_missing` ends this.
@@ -500,19 +314,20 @@ class LogDirs:
         directory.missing[partition] = topic_id
         directory.render_logs(self._topic_ids)()
 
-    def _create_in(
+    def create_in(
         self, directory: LogDirectory, partition: TopicPartition, topic_id: uuid.UUID, config: LogConfig | None
     ) -> Log:
         directory.forget_checkpointed(partition)
         # A clean log from 0 to 0, which needs no look at the disk.
-        log = self._add(directory, partition, config or self.config, LogState(clean=True))
+        log = self.make(directory, partition, config or self.config, LogState(clean=True))
+        self.attach(directory, partition, log)
         self._topic_ids[partition] = topic_id
 
         def make() -> None:
             path = directory.path / str(partition)
-            self._files.make_directory(path)
+            self.files.make_directory(path)
             metadata = path / checkpoint.PARTITION_METADATA
-            self._files.write_bytes(metadata, checkpoint.render_partition_metadata(topic_id))
+            self.files.write_bytes(metadata, checkpoint.render_partition_metadata(topic_id))
             log.note_created([metadata], [path, directory.path])
 
         log.create_directory = make
@@ -522,54 +337,58 @@ class LogDirs:
         """Write a partition's metadata again, where it was lost."""
         directory = self._by_partition[partition]
         path = directory.path / str(partition) / checkpoint.PARTITION_METADATA
-        self._files.replace_bytes(path, checkpoint.render_partition_metadata(topic_id))
+        self.files.replace_bytes(path, checkpoint.render_partition_metadata(topic_id))
         self._topic_ids[partition] = topic_id
 
     def delete_log(self, partition: TopicPartition) -> None:
         """Remove a log: its directory is renamed at once and emptied in the background. Unknown ones are ignored."""
-        self._preferred.pop(partition, None)
+        self.moves.forget(partition)
         self.give_up_missing(partition)
-        self._moves.pop(partition, None)
-        directory = self._by_partition.pop(partition, None)
-        if directory is None:
-            return
-        log = directory.logs.pop(partition)
-        directory.flusher.forget(log)
-        log.release()
-        log.failure = StorageError(f"{partition} was deleted")
-        self._topic_ids.pop(partition, None)
-        if log.create_directory is not None:
-            return
-        doomed = _aside(directory.path, partition, _DELETE_SUFFIX)
-        self._files.rename(directory.path / str(partition), doomed)
-        self._in_background(lambda: self._files.remove_directory(doomed))
+        detached = self.detach(partition, "was deleted")
+        if detached is not None and detached.has_files:
+            self.doom(detached.directory, partition)
 
     def set_aside(self, partition: TopicPartition) -> Path | None:
         """Rename a log that belongs to nobody, and keep it: only a person can say that its records are not wanted."""
-        self._moves.pop(partition, None)
+        self.moves.forget(partition)
+        detached = self.detach(partition, "was set aside")
+        if detached is None or not detached.has_files:
+            return None
+        kept = aside(detached.directory.path, partition, STRAY_SUFFIX)
+        self.files.rename(detached.directory.path / str(partition), kept)
+        return kept
+
+    def detach(self, partition: TopicPartition, what_became: str) -> Detached | None:
+        """Let go of a log: nobody can use it any more, and its files are the caller's. None where there is none."""
         directory = self._by_partition.pop(partition, None)
         if directory is None:
             return None
         log = directory.logs.pop(partition)
         directory.flusher.forget(log)
         log.release()
-        log.failure = StorageError(f"{partition} was set aside")
+        log.failure = StorageError(f"{partition} {what_became}")
         self._topic_ids.pop(partition, None)
-        if log.create_directory is not None:
-            return None
-        kept = _aside(directory.path, partition, _STRAY_SUFFIX)
-        self._files.rename(directory.path / str(partition), kept)
-        return kept
+        return Detached(directory, log, log.create_directory is None)
 
-    def _add(self, directory: LogDirectory, partition: TopicPartition, config: LogConfig, state: LogState) -> Log:
-        log = self._make(directory, partition, config, state)
+    def attach(self, directory: LogDirectory, partition: TopicPartition, log: Log) -> None:
+        """Have a log lie in a directory."""
         directory.logs[partition] = log
         self._by_partition[partition] = directory
-        return log
 
-    def _make(self, directory: LogDirectory, partition: TopicPartition, config: LogConfig, state: LogState) -> Log:
+    def doom(self, directory: LogDirectory, partition: TopicPartition) -> None:
+        """Give the files of a log that is not used any more the name of one that is deleted, and delete them."""
+        doomed = aside(directory.path, partition, DELETE_SUFFIX)
+        self.files.rename(directory.path / str(partition), doomed)
+        self.remove_later(doomed)
+
+    def remove_later(self, path: Path) -> None:
+        """Remove a directory in the background."""
+        self.in_background(lambda: self.files.remove_directory(path))
+
+    def make(self, directory: LogDirectory, partition: TopicPartition, config: LogConfig, state: LogState) -> Log:
+        """The log of a directory, in use by nobody yet (`attach`)."""
         path = directory.path / str(partition)
-        log = Log(path, config, clock=self._clock, files=self._files, state=state, cache=self._cache)
+        log = Log(path, config, clock=self._clock, files=self.files, state=state, cache=self._cache)
         log.request_flush = directory.flusher.request
         log.discard = self._discard
         log.before_truncate = directory.write_offsets
@@ -579,11 +398,11 @@ class LogDirs:
     def _discard(self, paths: list[Path]) -> None:
         def remove() -> None:
             for path in paths:
-                self._files.remove(path)
+                self.files.remove(path)
 
-        self._in_background(remove)
+        self.in_background(remove)
 
-    def _in_background(self, work: Callable[[], object]) -> None:
+    def in_background(self, work: Callable[[], object]) -> None:
         """Removing a large file takes its time: a thread of its own does it; what it misses the next start finds."""
 
         def run() -> None:
@@ -602,260 +421,6 @@ class LogDirs:
         """The call, for any thread, that writes down how far the logs of a partition's directory are compacted."""
         directory = self._by_partition.get(partition)
         return (lambda: None) if directory is None else directory.render_cleaned_offsets()
-
-    # --- moves between directories ------------------------------------------------------------------------------------
-
-    def place(self, partition: TopicPartition, path: Path) -> None:
-        """Have a log lie in the directory at `path`; it moves in the background, one log after another.
-
-        A log that lies there already stays, and a move elsewhere is called off. One that does not exist yet will be
-        made there.
-        """
-        target = self._directory_at(path)
-        move = self._moves.get(partition)
-        if move is not None and move.target is target:
-            return
-        self._moves.pop(partition, None)
-        source = self._by_partition.get(partition)
-        if source is None:
-            self._preferred[partition] = target
-        elif source is not target:
-            self._moves[partition] = _Move(partition, target)
-            if self._mover is None:
-                self._mover = self._tasks.start("move logs", self._move_all())
-
-    async def _move_all(self) -> None:
-        try:
-            while self._moves:
-                move = next(iter(self._moves.values()))
-                try:
-                    await self._move(move)
-                except StorageError as error:
-                    logger.error("%s stays where it is: %s", move.partition, error)  # noqa: TRY400
-                except Exception:  # the root of the task: the other moves go on
-                    logger.exception("moving %s to %s failed", move.partition, move.target.path)
-                if self._moves.get(move.partition) is move:
-                    del self._moves[move.partition]
-        finally:
-            self._mover = None
-
-    async def move_log(self, partition: TopicPartition, path: Path) -> None:
-        """Move a log and return when it lies in the directory at `path`; `StorageError` where it stays."""
-        target = self._directory_at(path)
-        self.place(partition, path)
-        while partition in self._moves and self._mover is not None:
-            await asyncio.wait([self._mover])
-        if self._by_partition.get(partition, target) is not target:
-            raise StorageError(f"{partition} could not be moved to {path}")
-
-    def _directory_at(self, path: Path) -> LogDirectory:
-        for directory in self.directories:
-            if directory.path.absolute() == path.absolute():
-                return directory
-        raise StorageError(f"{path} is not a data directory of this broker")
-
-    def _is_wanted(self, move: _Move, log: Log) -> bool:
-        """Whether a move goes on: it was not called off, and the log is still the one that it began with."""
-        if self._moves.get(move.partition) is not move or self.get(move.partition) is not log:
-            return False
-        for failure in (log.failure, move.target.failure):
-            if failure is not None:
-                raise StorageError(str(failure))
-        return True
-
-    async def _move(self, move: _Move) -> None:
-        log = self.get(move.partition)
-        while log is not None and self._is_wanted(move, log):
-            if log.create_directory is not None:
-                self._move_unwritten(move, log)
-                return
-            copy = move.copy = LogCopy(log, _aside(move.target.path, move.partition, _FUTURE_SUFFIX), self._files)
-            moved = False
-            try:
-                moved = await self._copy(move, copy, log) and self._switch(move, copy, log)
-            finally:
-                move.copy = None
-                if not moved:
-                    self._in_background(lambda doomed=copy.path: self._files.remove_directory(doomed))  # type: ignore[misc]
-            if moved:
-                return
-
-    async def _copy(self, move: _Move, copy: LogCopy, log: Log) -> bool:
-        """Copy until little is missing; False where the copy is of no use any more."""
-        while self._is_wanted(move, log) and not copy.is_stale:
-            pieces = copy.missing()
-            if sum(piece.size_bytes for piece in pieces) <= PIECE_BYTES and not any(piece.whole for piece in pieces):
-                return True
-            for piece in pieces:
-                if not self._is_wanted(move, log) or copy.is_stale:
-                    return False
-                await self._in_thread(lambda piece=piece: copy.copy(piece))  # type: ignore[misc]
-                await self._keep_pace(move, log, piece.size_bytes)
-            await self._in_thread(copy.sync)
-        return False
-
-    async def _in_thread(self, work: Callable[[], None]) -> None:
-        """In a thread; when this is cancelled, the thread has come to its end all the same."""
-        job = asyncio.get_running_loop().run_in_executor(None, work)
-        try:
-            await asyncio.shield(job)
-        except asyncio.CancelledError:
-            with suppress(StorageError):
-                await job
-            raise
-
-    async def _keep_pace(self, move: _Move, log: Log, size_bytes: float) -> None:
-        """Wait for as long as so many bytes may take; the limit may change meanwhile, and the move be called off."""
-        while (rate := self.move_bytes_per_s()) < _NO_LIMIT and size_bytes > 0 and self._is_wanted(move, log):
-            pause_s = min(size_bytes / rate, _PACE_S) if rate else _PACE_S
-            await self._clock.sleep(pause_s)
-            size_bytes -= rate * pause_s
-
-    def _move_unwritten(self, move: _Move, log: Log) -> None:
-        """A log without a record has nothing to copy: it will be made in the other directory."""
-        partition = move.partition
-        source, topic_id = self._by_partition[partition], self._topic_ids[partition]
-        move.target.forget_checkpointed(partition)
-        del source.logs[partition]
-        source.flusher.forget(log)
-        log.release()
-        log.failure = StorageError(f"{partition} has moved to {move.target.path}")
-        self._create_in(move.target, partition, topic_id, log.config)
-        if self.on_moved is not None:
-            self.on_moved(partition)
-
-    def _switch(self, move: _Move, copy: LogCopy, log: Log) -> bool:
-        """Let the copy take the log's place; the module says in which order, and why."""
-        partition, target, files = move.partition, move.target, self._files
-        source = self._by_partition[partition]
-        old, new = source.path / str(partition), target.path / str(partition)
-        if not self._is_wanted(move, log):
-            return False
-        if files.size_of(old / MARK) is not None:  # of a move that was cut short: two marks would say nothing
-            files.remove(old / MARK)
-            files.sync_directory(old)
-        if not copy.finish():
-            return False
-        state = LogState(log.start_offset, log.end_offset, clean=True)
-        target.render(checkpoint.RECOVERY_POINTS, {**target.recovery_points(), partition: state.recovery_point})()
-        target.render(checkpoint.LOG_STARTS, {**target.start_offsets(), partition: state.start_offset})()
-        doomed = _aside(source.path, partition, _DELETE_SUFFIX)
-        topic_id = self.topic_id(partition)
-        if topic_id is not None:
-            self._expect(source, partition, topic_id)
-        files.rename(copy.path, new)
-        moved = self._make(target, partition, log.config, state)
-        moved.cleaned_offset = log.cleaned_offset
-        try:
-            files.sync_directory(target.path)
-            moved.ensure_loaded()
-            if (moved.start_offset, moved.end_offset) != (log.start_offset, log.end_offset):
-                raise StorageError(f"the copy of {partition} in {target.path} is not whole")
-            files.rename(old, doomed)
-        except StorageError:
-            moved.release()
-            with suppress(StorageError):
-                files.remove(new / MARK)  # if its name cannot be taken back, it must not count at the next start
-                files.rename(new, copy.path)
-            raise
-        del source.logs[partition]
-        source.flusher.forget(log)
-        log.release()
-        log.failure = StorageError(f"{partition} has moved to {target.path}")
-        target.logs[partition] = moved
-        self._by_partition[partition] = target
-        try:
-            files.sync_directory(source.path)
-            files.remove(new / MARK)
-            files.sync_directory(new)
-        except StorageError as error:  # the mark stays, and says at the next start which one counts
-            logger.warning("the old directory of %s could not be put away: %s", partition, error)
-        self._in_background(lambda: files.remove_directory(doomed))
-        logger.info("%s has moved from %s to %s", partition, source.path, target.path)
-        if self.on_moved is not None:
-            self.on_moved(partition)
-        return True
-
-    async def _stop_moving(self) -> None:
-        self._moves.clear()
-        if self._mover is not None:
-            self._mover.cancel()
-            await asyncio.wait([self._mover])
-
-    # --- start --------------------------------------------------------------------------------------------------------
-
-    def _load(self, directory: LogDirectory) -> None:
-        files = self._files
-        path = directory.path
-        marker = files.read_bytes(path / checkpoint.CLEAN_SHUTDOWN)
-        clean = marker is not None
-        directory.clean_epoch = -1 if marker is None else checkpoint.read_clean_shutdown(marker)
-        points = checkpoint.read_offsets(files, path / checkpoint.RECOVERY_POINTS)
-        starts = checkpoint.read_offsets(files, path / checkpoint.LOG_STARTS)
-        cleaned = checkpoint.read_offsets(files, path / checkpoint.CLEANED_OFFSETS) or {}
-        self.high_watermarks.update(checkpoint.read_offsets(files, path / checkpoint.HIGH_WATERMARKS) or {})
-        directory.checkpointed.update(points or {}, starts or {})
-        names = files.names(path)
-        if clean:
-            # From here on a crash is a crash.
-            files.remove(path / checkpoint.CLEAN_SHUTDOWN)
-            files.sync_directory(path)
-        elif points:
-            logger.warning("%s was not stopped cleanly: checking its logs", path)
-        self.clean_start = self.clean_start and (clean or not points)
-        for name in names:
-            partition = _parse_directory_name(name)
-            if partition is None:
-                if name.endswith((_DELETE_SUFFIX, _FUTURE_SUFFIX)):
-                    doomed = path / name
-                    self._in_background(lambda doomed=doomed: self._files.remove_directory(doomed))  # type: ignore[misc]
-                continue
-            # Without its entry a log's end is not known, so that it has to be looked at.
-            known = clean and points is not None and partition in points and starts is not None
-            state = LogState(
-                start_offset=(starts or {}).get(partition, 0),
-                recovery_point=(points or {}).get(partition, 0),
-                clean=known,
-            )
-            if partition in self._by_partition and not self._replaces_other(directory, partition, state):
-                continue
-            log = self._add(directory, partition, self.config, state)
-            log.cleaned_offset = cleaned.get(partition, 0)
-            if not known:
-                try:
-                    log.ensure_loaded()
-                except CorruptLogError:
-                    # It says so itself (`Log.failure`), and it is offline alone.
-                    continue
-        logs = checkpoint.read_logs(files, path / checkpoint.LOGS)
-        self._topic_ids.update({place: topic_id for place, topic_id in logs.items() if place in directory.logs})
-        directory.missing = {place: topic_id for place, topic_id in logs.items() if place not in directory.logs}
-        for place in directory.missing:
-            logger.error("the log of %s is missing in %s", place, path)
-
-    def _replaces_other(self, directory: LogDirectory, partition: TopicPartition, state: LogState) -> bool:
-        """A log is in two directories: a move was cut short, and the one with its mark counts; the other is deleted.
-
-        Unless the other has more: then it was used since, while the disk with the mark was away.
-        """
-        other = self._by_partition[partition]
-        path, other_path = directory.path / str(partition), other.path / str(partition)
-        here, there = (self._files.size_of(each / MARK) is not None for each in (path, other_path))
-        log, other_log = self._make(directory, partition, self.config, state), other.logs[partition]
-        with suppress(CorruptLogError):
-            log.ensure_loaded()
-        marked, plain = (log, other_log) if here else (other_log, log)
-        behind = marked.failure is not None or marked.end_offset < plain.end_offset
-        log.release()
-        if here == there or behind:
-            raise ConfigError(f"{partition} is in both {other.path} and {directory.path}: remove the one that is wrong")
-        if here:
-            self.delete_log(partition)
-        else:
-            doomed = _aside(directory.path, partition, _DELETE_SUFFIX)
-            self._files.rename(path, doomed)
-            self._in_background(lambda: self._files.remove_directory(doomed))
-        return here
 
     # --- checkpoints and stop -----------------------------------------------------------------------------------------
 
@@ -893,7 +458,7 @@ class LogDirs:
         self, high_watermarks: Mapping[TopicPartition, int] | None = None, *, broker_epoch: int = -1
     ) -> None:
         """Stop the flushers and close cleanly; a move that is under way is given up."""
-        await self._stop_moving()
+        await self.moves.stop()
         for directory in self.directories:
             await directory.flusher.stop()
         self.close(high_watermarks, broker_epoch=broker_epoch)
@@ -913,27 +478,25 @@ class LogDirs:
         for directory in self.directories:
             if directory.failure is None and not any(log.failure for log in directory.logs.values()):
                 try:
-                    self._files.write_bytes(
+                    self.files.write_bytes(
                         directory.path / checkpoint.CLEAN_SHUTDOWN, checkpoint.render_clean_shutdown(broker_epoch)
                     )
-                    self._files.sync_path(directory.path / checkpoint.CLEAN_SHUTDOWN)
-                    self._files.sync_directory(directory.path)
+                    self.files.sync_path(directory.path / checkpoint.CLEAN_SHUTDOWN)
+                    self.files.sync_directory(directory.path)
                 except StorageError as error:
                     directory.fail(error)
         self.abandon()
 
     def abandon(self) -> None:
         """Let go of everything as it is, as a crash would; what was not synced is the kernel's."""
-        self._moves.clear()
-        if self._mover is not None:
-            self._mover.cancel()
+        self.moves.abandon()
         for directory in self.directories:
             for log in directory.logs.values():
                 log.release()
         if self._remover is not None:
             self._remover.shutdown(wait=True)
             self._remover = None
-        self._files.close_all()
+        self.files.close_all()
         for directory in self.directories:
             directory.unlock()
 
@@ -947,12 +510,12 @@ class LogDirs:
                     ticket = log.begin_flush(final=True)
                     if ticket is not None:
                         tickets.append(ticket)
-            if len(tickets) > 1 and self._files.sync:
+            if len(tickets) > 1 and self.files.sync:
                 with ThreadPoolExecutor(_CLOSE_THREADS, thread_name_prefix="close-logs") as pool:
-                    list(pool.map(lambda ticket: ticket.run(self._files), tickets))
+                    list(pool.map(lambda ticket: ticket.run(self.files), tickets))
             else:
                 for ticket in tickets:
-                    ticket.run(self._files)
+                    ticket.run(self.files)
         except StorageError:
             for ticket in tickets:
                 ticket.log.end_flush(ticket, synced=False)
@@ -969,18 +532,13 @@ class LogDirs:
             total = usable = -1
             logs: list[LogDescription] = []
             if directory.failure is None:
-                space = self._files.space(directory.path)
+                space = self.files.space(directory.path)
                 if space is not None:
                     total, usable = space.total_bytes, space.free_bytes
                 for partition, log in directory.logs.items():
                     if log.failure is None:
                         logs.append(LogDescription(partition, log.size_bytes, log.end_offset))
-                logs += [LogDescription(each, 0, 0) for each, there in self._preferred.items() if there is directory]
-                for move in self._moves.values():
-                    original = self.get(move.partition)
-                    if move.target is directory and original is not None and original.failure is None:
-                        size_bytes, end = (move.copy.size_bytes, move.copy.end_offset) if move.copy else (0, 0)
-                        logs.append(LogDescription(move.partition, size_bytes, end, is_future=True))
+                logs += self.moves.describe(directory)
             described.append(DirectoryDescription(directory.path, directory.failure, total, usable, tuple(logs)))
         return described
 
@@ -991,46 +549,3 @@ class LogDirs:
     def _directory_failed(self, directory: LogDirectory) -> None:
         if self.on_failure is not None:
             self.on_failure(directory)
-
-
-def _aside(parent: Path, partition: TopicPartition, suffix: str) -> Path:
-    """A name of its own for a log that is not, or no longer, the partition's."""
-    ending = f".{uuid.uuid4().hex}{suffix}"
-    return parent / (str(partition)[: _MAX_NAME_BYTES - len(ending)] + ending)
-
-
-def _parse_directory_name(name: str) -> TopicPartition | None:
-    """The partition that a directory belongs to; None for every other name."""
-    topic, dash, number = name.rpartition("-")
-    if not dash or not number.isascii() or not number.isdigit() or invalid_topic_name_reason(topic) is not None:
-        return None
-    if number != str(int(number)):
-        return None
-    return TopicPartition(topic, int(number))
-
-
-def _check_meta(directory: LogDirectory, files: Files, node_id: int, cluster_id: str | None) -> None:
-    """Read or write `meta.properties`: a directory serves one broker of one cluster."""
-    path = directory.path / _META
-    data = files.read_bytes(path)
-    fields: dict[str, str] = {}
-    for line in (data or b"").decode(errors="replace").splitlines():
-        name, equals, value = line.partition("=")
-        if equals and not line.startswith("#"):
-            fields[name.strip()] = value.strip()
-    if data is not None and fields.get("version") != "1":
-        logger.warning("%s is damaged and is written again", path)
-        fields = {}
-    if fields.get("node.id", str(node_id)) != str(node_id):
-        raise ConfigError(f"{directory.path} belongs to broker {fields['node.id']}, this is broker {node_id}")
-    if cluster_id is not None and fields.get("cluster.id", cluster_id) != cluster_id:
-        raise ConfigError(f"{directory.path} belongs to cluster {fields['cluster.id']}, this is cluster {cluster_id}")
-    known = decode_uuid(fields.get("directory.id", ""))
-    if known is None:
-        logger.info("%s is new: replicas that lay here before are not expected in it", directory.path)
-    directory.directory_id = encode_uuid(known or new_topic_id())
-    wanted = {**fields, "version": "1", "node.id": str(node_id), "directory.id": directory.directory_id}
-    if cluster_id is not None:
-        wanted["cluster.id"] = cluster_id
-    if wanted != fields:
-        files.replace_bytes(path, "".join(f"{name}={value}\n" for name, value in sorted(wanted.items())).encode())

@@ -11,7 +11,8 @@ import pytest
 from millrace.errors import ErrorCode, StorageError
 from millrace.handlers.log_dirs import alter_replica_log_dirs, describe_log_dirs
 from millrace.model import TopicPartition
-from millrace.storage.logdirs import DirectoryDescription, LogDescription
+from millrace.storage.logdirs import DirectoryDescription
+from millrace.storage.moves import LogDescription
 from millrace.wire.messages.log_dirs import AlterReplicaLogDirsRequest, DescribeLogDirsRequest
 from support.handling import handling
 
@@ -64,7 +65,8 @@ async def test_describe(version: int) -> None:
 async def test_alter(version: int) -> None:
     other = DirectoryDescription(Path("/data/three"), None, 1000, 400, ())
     placed: list[tuple[TopicPartition, Path]] = []
-    log_dirs = SimpleNamespace(describe=lambda: [*DIRECTORIES, other], place=lambda *args: placed.append(args))
+    moves = SimpleNamespace(place=lambda *args: placed.append(args))
+    log_dirs = SimpleNamespace(describe=lambda: [*DIRECTORIES, other], moves=moves)
     request = AlterReplicaLogDirsRequest(
         dirs=[
             AlterReplicaLogDirsRequest.AlterReplicaLogDir(

@@ -232,7 +232,7 @@ async def test_a_log_that_moves_meanwhile_is_compacted_there(desk: Desk) -> None
     source = log.directory.parent
     target = next(path for path in desk.paths if path != source)
     await desk.cleaner().clean()
-    await desk.dirs.move_log(partition, target)
+    await desk.dirs.moves.move(partition, target)
     moved = desk.dirs.get(partition)
     assert moved is not None and moved is not log
     assert (moved.cleaned_offset, [offset for offset, _, _ in pairs(moved)]) == (8, [6, 7])

@@ -45,7 +45,7 @@ class Disks:
         if dirs._remover is not None:
             dirs._remover.shutdown(wait=True)
             dirs._remover = None
-        dirs._in_background = lambda work: work()  # type: ignore[method-assign,assignment,return-value]
+        dirs.in_background = lambda work: work()  # type: ignore[method-assign,assignment,return-value]
         return dirs
 
     def fill(self, count: int = 4, size_bytes: int = 600_000) -> Log:
@@ -67,7 +67,7 @@ class Disks:
                 todo.pop(0)()
             return NO_LIMIT
 
-        self.dirs.move_bytes_per_s = limit
+        self.dirs.moves.bytes_per_s = limit
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ async def test_everything_moves(disks: Disks) -> None:
     before, layout = state_of(log), log.layout()
     told: list[TopicPartition] = []
     disks.dirs.on_moved = told.append
-    await disks.dirs.move_log(TP, disks.b)
+    await disks.dirs.moves.move(TP, disks.b)
     assert told == [TP]
     assert disks.names() == {"b/topic-0"}
     moved = disks.dirs.get(TP)
@@ -119,14 +119,14 @@ async def test_everything_moves(disks: Disks) -> None:
 async def test_there_and_back(disks: Disks) -> None:
     before = state_of(disks.fill())
     for target in (disks.b, disks.a, disks.a, disks.b):
-        await disks.dirs.move_log(TP, target)
+        await disks.dirs.moves.move(TP, target)
         assert state_of(disks.dirs.get(TP)) == before
         assert disks.names() == {f"{target.name}/topic-0"}
 
 
 async def test_a_clean_restart_finds_it_there(disks: Disks) -> None:
     before = state_of(disks.fill())
-    await disks.dirs.move_log(TP, disks.b)
+    await disks.dirs.moves.move(TP, disks.b)
     disks.dirs.close()
     disks.dirs = disks.open(Files(sync=False))
     assert disks.dirs.clean_start
@@ -148,7 +148,7 @@ async def test_it_is_used_meanwhile(disks: Disks) -> None:
         add(log, 5, 700_000)
 
     disks.between_pieces(look, write, write, lambda: log.delete_records_before(2), write)
-    await disks.dirs.move_log(TP, disks.b)
+    await disks.dirs.moves.move(TP, disks.b)
     assert described == [1]
     moved = disks.dirs.get(TP)
     assert moved is not None
@@ -166,7 +166,7 @@ async def test_what_is_cut_meanwhile_is_not_in_the_copy(disks: Disks) -> None:
             add(log, 8, 600_000)
 
     disks.between_pieces(lambda: None, lambda: None, cut)
-    await disks.dirs.move_log(TP, disks.b)
+    await disks.dirs.moves.move(TP, disks.b)
     moved = disks.dirs.get(TP)
     assert moved is not None and moved is not log
     assert moved.layout().epochs == [(0, 0), (8, 1)]
@@ -176,10 +176,10 @@ async def test_what_is_cut_meanwhile_is_not_in_the_copy(disks: Disks) -> None:
 
 async def test_a_move_is_called_off(disks: Disks) -> None:
     log = disks.fill()
-    disks.between_pieces(lambda: disks.dirs.place(TP, disks.a))
+    disks.between_pieces(lambda: disks.dirs.moves.place(TP, disks.a))
     with pytest.raises(StorageError, match="could not be moved"):
-        await disks.dirs.move_log(TP, disks.b)
-    await disks.dirs._stop_moving()
+        await disks.dirs.moves.move(TP, disks.b)
+    await disks.dirs.moves.stop()
     assert disks.dirs.get(TP) is log
     assert disks.names() == {"a/topic-0"}
     assert [each.is_future for there in disks.dirs.describe() for each in there.logs] == [False]
@@ -188,17 +188,17 @@ async def test_a_move_is_called_off(disks: Disks) -> None:
 async def test_a_log_is_deleted_while_it_moves(disks: Disks) -> None:
     disks.fill()
     disks.between_pieces(lambda: disks.dirs.delete_log(TP))
-    await disks.dirs.move_log(TP, disks.b)
-    await disks.dirs._stop_moving()
+    await disks.dirs.moves.move(TP, disks.b)
+    await disks.dirs.moves.stop()
     assert disks.dirs.get(TP) is None
     assert disks.names() == set()
 
 
 async def test_a_stop_gives_a_move_up(disks: Disks) -> None:
     log = disks.fill()
-    disks.dirs.move_bytes_per_s = lambda: 0
-    disks.dirs.place(TP, disks.b)
-    await disks.dirs._in_thread(lambda: None)
+    disks.dirs.moves.bytes_per_s = lambda: 0
+    disks.dirs.moves.place(TP, disks.b)
+    await disks.dirs.moves._in_thread(lambda: None)
     await disks.dirs.stop()
     assert disks.names() == {"a/topic-0"}
     disks.dirs = disks.open(Files(sync=False))
@@ -209,11 +209,11 @@ async def test_the_limit_holds(disks: Disks) -> None:
     disks.fill()
     clock = disks.dirs._clock
     assert isinstance(clock, ManualClock)
-    disks.dirs.move_bytes_per_s = lambda: 100_000
-    move = asyncio.create_task(disks.dirs.move_log(TP, disks.b))
+    disks.dirs.moves.bytes_per_s = lambda: 100_000
+    move = asyncio.create_task(disks.dirs.moves.move(TP, disks.b))
     while not move.done():
         await asyncio.sleep(0)
-        await disks.dirs._in_thread(lambda: None)
+        await disks.dirs.moves._in_thread(lambda: None)
         clock.advance(0.1)
     await move
     assert clock.monotonic() > 2_400_000 / 100_000
@@ -225,8 +225,8 @@ async def test_several_logs_move_one_after_another(disks: Disks) -> None:
         add(log, 0)
     held = {index: disks.dirs._by_partition[TopicPartition("topic", index)].path for index in range(6)}
     for index, path in held.items():
-        disks.dirs.place(TopicPartition("topic", index), disks.b if path == disks.a else disks.a)
-    await disks.dirs.move_log(TopicPartition("topic", 5), disks.b if held[5] == disks.a else disks.a)
+        disks.dirs.moves.place(TopicPartition("topic", index), disks.b if path == disks.a else disks.a)
+    await disks.dirs.moves.move(TopicPartition("topic", 5), disks.b if held[5] == disks.a else disks.a)
     for index, path in held.items():
         assert disks.dirs._by_partition[TopicPartition("topic", index)].path != path
 
@@ -235,7 +235,7 @@ async def test_a_log_without_records_is_made_elsewhere(disks: Disks) -> None:
     told: list[TopicPartition] = []
     disks.dirs.on_moved = told.append
     log = disks.dirs.create_log(TP, TOPIC_ID, CONFIG)
-    await disks.dirs.move_log(TP, disks.b)
+    await disks.dirs.moves.move(TP, disks.b)
     assert told == [TP]
     assert disks.names() == set()
     moved = disks.dirs.get(TP)
@@ -246,7 +246,7 @@ async def test_a_log_without_records_is_made_elsewhere(disks: Disks) -> None:
 
 
 def test_a_log_that_was_never_opened_will_be_made_there(disks: Disks) -> None:
-    disks.dirs.place(TP, disks.b)
+    disks.dirs.moves.place(TP, disks.b)
     assert [len(each.logs) for each in disks.dirs.describe()] == [0, 1]
     add(disks.dirs.create_log(TP, TOPIC_ID, CONFIG), 0)
     assert disks.names() == {"b/topic-0"}
@@ -254,7 +254,7 @@ def test_a_log_that_was_never_opened_will_be_made_there(disks: Disks) -> None:
 
 def test_only_directories_of_the_broker(disks: Disks) -> None:
     with pytest.raises(StorageError, match="not a data directory"):
-        disks.dirs.place(TP, disks.root)
+        disks.dirs.moves.place(TP, disks.root)
 
 
 @pytest.mark.parametrize("call", ["open", "pwritev", "datasync", "sync_directory", "mkdir", "truncate"])
@@ -263,12 +263,12 @@ async def test_a_full_or_broken_disk_leaves_it_where_it_was(disks: Disks, call: 
     before = state_of(log)
     disks.files.fail(call, errno.ENOSPC, match="-future", times=-1)
     with pytest.raises(StorageError, match="could not be moved"):
-        await disks.dirs.move_log(TP, disks.b)
+        await disks.dirs.moves.move(TP, disks.b)
     disks.files.heal()
     assert state_of(log) == before
     assert disks.names() == {"a/topic-0"}
     add(log, 9)
-    await disks.dirs.move_log(TP, disks.b)
+    await disks.dirs.moves.move(TP, disks.b)
     assert disks.names() == {"b/topic-0"}
 
 
@@ -276,7 +276,7 @@ async def test_an_original_that_cannot_be_put_away_stays(disks: Disks) -> None:
     log = disks.fill()
     disks.files.fail("rename", match="a/topic-0")
     with pytest.raises(StorageError, match="could not be moved"):
-        await disks.dirs.move_log(TP, disks.b)
+        await disks.dirs.moves.move(TP, disks.b)
     assert disks.dirs.get(TP) is log
     assert disks.names() == {"a/topic-0"}
     add(log, 9)
@@ -305,13 +305,13 @@ async def test_a_power_cut_at_any_step_loses_nothing() -> None:
             before = state_of(log)
             files.left = step
             try:
-                await disks.dirs.move_log(TP, disks.b)
+                await disks.dirs.moves.move(TP, disks.b)
             except StorageError:
                 pass
             finished = files.left >= 0
-            disks.dirs._mover = None
+            disks.dirs.moves._mover = None
             files.left = 10**9
-            disks.dirs._files.close_all()
+            disks.dirs.files.close_all()
             for directory in disks.dirs.directories:
                 directory.unlock()
             files.crash()
@@ -340,7 +340,7 @@ async def make_both(disks: Disks) -> None:
 
     disks.files.sys_unlink = keep_mark  # type: ignore[method-assign]
     with pytest.raises(StorageError):
-        await disks.dirs.move_log(TP, disks.b)
+        await disks.dirs.moves.move(TP, disks.b)
     assert disks.names() == {"a/topic-0", "b/topic-0"}
 
 
@@ -369,8 +369,8 @@ async def test_a_mark_that_was_left_does_not_move_on(disks: Disks) -> None:
     (disks.a / "topic-0" / "moved").touch()
     disks.files.fail("rename", match="a/topic-0")
     with pytest.raises(StorageError):
-        await disks.dirs.move_log(TP, disks.b)
+        await disks.dirs.moves.move(TP, disks.b)
     assert not (disks.a / "topic-0" / "moved").exists()
-    await disks.dirs.move_log(TP, disks.b)
+    await disks.dirs.moves.move(TP, disks.b)
     assert not (disks.b / "topic-0" / "moved").exists()
     assert state_of(disks.dirs.get(TP)) == before

@@ -11,7 +11,8 @@ import pytest
 from millrace.clock import ManualClock
 from millrace.errors import DiskFullError, StorageError
 from millrace.model import TopicPartition
-from millrace.storage.logdirs import LogDirectory, LogDirs
+from millrace.storage.directory import LogDirectory
+from millrace.storage.logdirs import LogDirs
 from millrace.storage.space import HELD_S, Space, is_full
 from support.batches import NOW_MS, batch
 from support.disk import FaultyFiles
