@@ -29,7 +29,7 @@ from millrace.groups.share_shard import ShareSurroundings
 from millrace.handlers import registry
 from millrace.handlers.context import Services
 from millrace.handlers.fetch_sessions import FetchSessions
-from millrace.metadata.deltas import Endpoint, ResourceType
+from millrace.metadata.deltas import Directories, Endpoint, ResourceType
 from millrace.metadata.embedded import FILE_NAME, Database, EmbeddedStore
 from millrace.metadata.store import MetadataStore
 from millrace.model import CONSUMER_OFFSETS_TOPIC, SHARE_STATE_TOPIC, TopicPartition
@@ -44,12 +44,14 @@ from millrace.replication.follower import Fetchers, FetchSettings
 from millrace.replication.partition import Partition
 from millrace.replication.proposals import IsrProposals
 from millrace.replication.replicas import Replicas
+from millrace.replication.reports import DiskReports
 from millrace.replication.state_topic import StateTopic
 from millrace.server.flow import DEFAULT_BUDGET_BYTES, ConnectionLimits, MemoryBudget
 from millrace.server.listener import Listener
+from millrace.storage.boot import boot_id
 from millrace.storage.cleaner import Cleaner, CleanerSettings, Compactable
 from millrace.storage.files import Files
-from millrace.storage.logdirs import LogDirs
+from millrace.storage.logdirs import LogDirectory, LogDirs
 from millrace.transactions.producer_ids import ProducerIds
 
 logger = logging.getLogger(__name__)
@@ -124,12 +126,21 @@ class Broker:
         log_dirs = LogDirs.open(
             [Path(path) for path in config.log_dirs], node_id=config.broker_id, clock=self.clock, files=self._files
         )
-        self._stops.append(lambda: self._close_logs(log_dirs))
+        controller = Controller(self._store or _store_for(config, self.clock), config, clock=self.clock)
+        self._stops.append(lambda: self._close_logs(log_dirs, controller))
         log_dirs.start()
 
-        controller = Controller(self._store or _store_for(config, self.clock), config, clock=self.clock)
         replicas = Replicas(broker_id=config.broker_id, config=config, log_dirs=log_dirs, clock=self.clock)
-        log_dirs.on_failure = replicas.directory_failed
+        reports = self._disk_reports(controller, replicas, log_dirs)
+
+        def directory_failed(directory: LogDirectory) -> None:
+            replicas.directory_failed(directory)
+            reports.look()
+            if not log_dirs.online:
+                self._fail(f"no usable data directory is left: {directory.failure}")
+
+        log_dirs.on_failure = directory_failed
+        log_dirs.on_log_failure = replicas.on_misplaced = reports.look
         controller.on_fatal = self._fail
         presence = Presence(self.clock)
         fetchers, proposals = self._replicate(controller, replicas, presence)
@@ -190,7 +201,12 @@ class Broker:
 
         self._stops.append(controller.stop)
         await controller.load()
-        await controller.start(self._endpoints())
+        await controller.start(
+            self._endpoints(),
+            directories=lambda: _directories(log_dirs),
+            boot_id=boot_id(),
+            clean_epoch=log_dirs.clean_epoch,
+        )
         _follow_partitions(replicas, groups, share_state)
         replicas.on_unled.append(lambda _, gone: _close_queues(queues, gone))
         replicas.load(controller.image)
@@ -206,6 +222,7 @@ class Broker:
             await listener.serve()
         self._stops.append(self._stop_listening)
         self._stops.append(lambda: self._hand_over(controller))
+        self._spawn("disk reports", reports.run())
         self._spawn("retention", self._keep_retention(replicas))
         self._spawn("compaction", self._cleaner(log_dirs, replicas).run())
         self._spawn("checkpoints", self._keep_checkpoints(log_dirs))
@@ -214,9 +231,10 @@ class Broker:
             "broker %d of cluster %s answers at %s", config.broker_id, controller.image.cluster_id, self.bootstrap
         )
 
-    async def _close_logs(self, log_dirs: LogDirs) -> None:
+    async def _close_logs(self, log_dirs: LogDirs, controller: Controller) -> None:
         # Without services the start had not come far enough to know what is committed: the old checkpoint stays.
-        await log_dirs.stop(None if self.services is None else self.services.replicas.high_watermarks())
+        marks = None if self.services is None else self.services.replicas.high_watermarks()
+        await log_dirs.stop(marks, broker_epoch=controller.broker_epoch)
 
     async def stop(self, *, linger: bool = True) -> None:
         """Answer what has begun, then put everything on disk. Harmless when nothing was started.
@@ -266,6 +284,20 @@ class Broker:
         replicas.followed = fetchers
         replicas.wants_isr = proposals.consider
         return fetchers, proposals
+
+    def _disk_reports(self, controller: Controller, replicas: Replicas, log_dirs: LogDirs) -> DiskReports:
+        def known() -> Directories | None:
+            broker = controller.image.brokers.get(self.config.broker_id)
+            return None if broker is None else broker.directories
+
+        return DiskReports(
+            known=known,
+            actual=lambda: _directories(log_dirs),
+            misplaced=replicas.misplaced,
+            tell_directories=controller.report_directories,
+            tell_placements=controller.report_placements,
+            clock=self.clock,
+        )
 
     def _share_coordinator(self, controller: Controller, replicas: Replicas) -> ShareCoordinator:
         config = self.config
@@ -486,6 +518,11 @@ def _store_for(config: BrokerConfig, clock: Clock) -> MetadataStore:
         connection_timeout_ms=config.get("zookeeper.connection.timeout.ms"),
         clock=clock,
     )
+
+
+def _directories(log_dirs: LogDirs) -> Directories:
+    """This broker's directories, as the cluster has to know them."""
+    return Directories(log_dirs.online, (), len(log_dirs.online) < len(log_dirs.directories))
 
 
 def _follow_partitions(replicas: Replicas, groups: GroupCoordinator, share_state: ShareCoordinator) -> None:

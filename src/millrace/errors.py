@@ -183,6 +183,10 @@ class CorruptLogError(StorageError):
     """Bytes that were acknowledged as durable are damaged: never truncated silently, never served."""
 
 
+class LostLogError(CorruptLogError):
+    """A log is not there any more, although there was one."""
+
+
 def code_of(error: MillraceError) -> ErrorCode:
     """What a client is told of `error`, at whatever place of a response it concerns."""
     if isinstance(error, ApiError):

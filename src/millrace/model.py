@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import re
 import uuid
 from typing import Final, NamedTuple, NewType
@@ -16,6 +18,13 @@ NO_SEQUENCE: Final = -1
 NO_TIMESTAMP: Final = -1
 
 ZERO_UUID: Final = uuid.UUID(int=0)
+
+UNASSIGNED_DIRECTORY: Final = "A" * 22
+"""The directory of a replica of which it is not known where it lies. Directory ids are texts, as in meta.properties."""
+LOST_DIRECTORY: Final = "A" * 21 + "Q"
+"""Where a replica lies that no longer has what it promised: its log is gone, damaged, or may have lost its end."""
+FAILED_DIRECTORY: Final = "A" * 21 + "w"
+"""Where a replica lies whose log cannot be used until its broker is started again."""
 
 CONSUMER_OFFSETS_TOPIC: Final = "__consumer_offsets"
 TRANSACTION_STATE_TOPIC: Final = "__transaction_state"
@@ -58,3 +67,17 @@ def new_topic_id() -> uuid.UUID:
         candidate = uuid.uuid4()
         if candidate.int > 1:
             return candidate
+
+
+def encode_uuid(value: uuid.UUID) -> str:
+    """Kafka's text form of an id: URL-safe base64 without padding."""
+    return base64.urlsafe_b64encode(value.bytes).decode().rstrip("=")
+
+
+def decode_uuid(text: str) -> uuid.UUID | None:
+    """The id that `encode_uuid` wrote, or None where it is none."""
+    try:
+        raw = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError):
+        return None
+    return uuid.UUID(bytes=raw) if len(raw) == 16 else None

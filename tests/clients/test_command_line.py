@@ -17,8 +17,9 @@ from typing import IO, Any
 import pytest
 
 from millrace.cli.root import run as run_command
+from millrace.local.children import free_ports
 from millrace.testing import Cluster
-from support.servers import answers, free_ports
+from support.servers import answers
 
 SRC = Path(__file__).resolve().parents[2] / "src"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SRC), os.environ.get("PYTHONPATH", "")])}
@@ -477,7 +478,7 @@ class TestUp:
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
     def test_its_life(self, command: CommandLine, tmp_path: Path, number: signal.Signals) -> None:
-        (port,) = free_ports()
+        (port,) = free_ports("127.0.0.1", 1)
         with command.start("up", "--port", str(port), "--data", tmp_path / "data") as process:
             assert self.ready(process) == f"127.0.0.1:{port}"
             assert answers(port)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 
+import psutil
 import pytest
 
 from clients.adapters.interface import Client
@@ -12,6 +17,16 @@ from support.servers import MillraceServer
 
 # A client that is refused a connection while the broker is away may leave its socket to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+
+
+PARENT = """
+import sys
+from support.servers import MillraceServer
+server = MillraceServer()
+server.start()
+print(server.pid, server.home, flush=True)
+sys.stdin.read()
+"""
 
 
 @pytest.fixture
@@ -55,3 +70,21 @@ def test_committed_offsets_survive_kill_9(client: Client, server: MillraceServer
     admin = client.admin(server.bootstrap)
     assert admin.group_offsets(group) == {(topic, 0): 20}
     admin.close()
+
+
+def test_kill_9_of_the_driver_ends_its_server() -> None:
+    """Otherwise every run that is killed leaves a broker behind."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT], stdin=pipe, stdout=pipe, text=True, env=environment
+    ) as driver:
+        assert driver.stdout is not None
+        pid, home = driver.stdout.readline().split()
+        server = psutil.Process(int(pid))
+        driver.kill()
+    _, left = psutil.wait_procs([server], timeout=10)
+    for process in left:
+        process.kill()
+    shutil.rmtree(home)
+    assert not left, "the server outlived its driver"

@@ -24,9 +24,10 @@ from confluent_kafka.admin import (
 )
 from pyspark.sql import SparkSession
 
+from millrace.local.children import free_ports
 from support.kafka_jars import KafkaJars
 from support.maven import ROOT
-from support.servers import HOST, KafkaServer, free_ports
+from support.servers import HOST, KafkaServer
 from support.spark_sessions import local_session
 
 SUITES = ("test_source_batch.py", "test_source_stream.py", "test_sink.py", "test_sink_rows.py")
@@ -78,7 +79,7 @@ class SecureKafka(KafkaServer):
     def __init__(self, jars: KafkaJars, certificates: Certificates) -> None:
         super().__init__(jars, {"log.retention.ms": "-1"}, heap="512m")  # the suites send records of years ago
         self.certificates = certificates
-        self.ports = dict(zip(LISTENERS, free_ports(len(LISTENERS)), strict=True))
+        self.ports = dict(zip(LISTENERS, free_ports(HOST, len(LISTENERS)), strict=True))
 
     def bootstrap_of(self, protocol: str) -> str:
         return f"{HOST}:{self.ports[protocol]}"

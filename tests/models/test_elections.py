@@ -1,8 +1,11 @@
 """Elections over random histories: brokers die, return and are fenced, leaders propose, people elect and move replicas.
 
-Beside the image stands a model of the data: for each partition, which brokers have every committed record. The worst is
-assumed at every step: whatever the ISR is, its leader commits something at once, and everybody outside the ISR lacks
-it. A leader that is not among those who have everything has lost acknowledged records.
+Disks are replaced, come back, and lose what was not flushed.
+
+Beside the image stands a model of the data: for each partition, which logs (a broker and a directory) have every
+committed record. The worst is assumed at every step: whatever the ISR is, its leader commits something at once, unless
+somebody outside of it is eligible, and everybody outside the ISR lacks it. A leader that is not among those who have
+everything has lost acknowledged records.
 """
 
 from __future__ import annotations
@@ -17,9 +20,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from millrace.cluster.elections import (
     ElectionKind,
     IsrProposal,
+    Placement,
+    TopicRules,
     plan_brokers,
+    plan_by_settings,
     plan_elections,
     plan_isr,
+    plan_placements,
     plan_rebalance,
     plan_registrations,
 )
@@ -27,8 +34,8 @@ from millrace.cluster.image import ClusterImage
 from millrace.cluster.planning import Plan
 from millrace.cluster.reassignments import Reassignment, completed, plan_reassignments
 from millrace.errors import ErrorCode
-from millrace.metadata.deltas import BrokerRegistered, PartitionState, TopicCreated
-from millrace.model import TopicPartition
+from millrace.metadata.deltas import BrokerRegistered, Directories, PartitionState, TopicCreated
+from millrace.model import LOST_DIRECTORY, TopicPartition
 from support.metadata import ENDPOINT, cluster_of
 
 TOPIC = "t"
@@ -45,19 +52,32 @@ class ElectionModel(RuleBasedStateMachine):
         super().__init__()
         self.image = ClusterImage()
         self.next_epoch = 1000
-        self.complete: list[set[int]] = []
+        self.disks = {broker_id: f"disk-{broker_id}-0" for broker_id in BROKERS}
+        self.boots = dict.fromkeys(BROKERS, 0)
+        self.complete: list[set[tuple[int, str]]] = []
+        """The logs that have everything, by broker and directory."""
         self.leaders: dict[tuple[int, int], tuple[int, int]] = {}
         self.unclean = False
+        self.min_isr = 1
+        self.flushed = True
 
     @initialize(
         assignments=st.lists(
             st.lists(st.sampled_from(BROKERS), min_size=1, max_size=4, unique=True), min_size=1, max_size=3
-        )
+        ),
+        min_isr=st.integers(1, 3),
+        flushed=st.booleans(),
     )
-    def create(self, assignments: list[list[int]]) -> None:
-        partitions = tuple(PartitionState(tuple(a), tuple(a), a[0]) for a in assignments)
-        self.image = cluster_of(*BROKERS).apply((TopicCreated(TOPIC, TOPIC_ID, partitions),))
-        self.complete = [set(a) for a in assignments]
+    def create(self, assignments: list[list[int]], min_isr: int, flushed: bool) -> None:
+        self.min_isr, self.flushed = min_isr, flushed
+        homes = [tuple(self.disks[broker_id] for broker_id in a) for a in assignments]
+        partitions = tuple(
+            PartitionState(tuple(a), tuple(a), a[0], directories=home)
+            for a, home in zip(assignments, homes, strict=True)
+        )
+        image = cluster_of(*BROKERS).apply(tuple(self.incarnations(set(BROKERS))))
+        self.image = image.apply((TopicCreated(TOPIC, TOPIC_ID, partitions),))
+        self.complete = [set(zip(a, home, strict=True)) for a, home in zip(assignments, homes, strict=True)]
         self.note_leaders()
 
     # --- what happens -------------------------------------------------------------------------------------------------
@@ -65,24 +85,43 @@ class ElectionModel(RuleBasedStateMachine):
     def states(self, image: ClusterImage | None = None) -> tuple[PartitionState, ...]:
         return (image or self.image).topics[TOPIC].partitions
 
-    def write(self, plan: Plan[Any], caught_up: dict[int, set[int]] | None = None, unclean: bool = False) -> None:
+    def write(
+        self,
+        plan: Plan[Any],
+        caught_up: dict[int, set[int]] | None = None,
+        unclean: bool = False,
+        lost: dict[int, set[int]] | None = None,
+    ) -> None:
+        """Apply a plan; `caught_up` are brokers whose logs have everything now, `lost` those that have not any more."""
         before, self.image = self.states(), self.image.apply(plan.changes)
         for index, (old, new) in enumerate(zip(before, self.states(), strict=True)):
-            have = self.complete[index] | (caught_up or {}).get(index, set())
+            have = self.complete[index] | {log_of(old, each) for each in (caught_up or {}).get(index, ())}
+            have -= {log_of(old, each) for each in (lost or {}).get(index, ())}
+            for replica in set(new.replicas) & set(old.replicas):
+                if new.directory_of(replica) != old.directory_of(replica):
+                    have.discard(log_of(new, replica))  # it begins anew there
+            for replica in set(new.replicas) - set(old.replicas):
+                have.discard(log_of(new, replica))
             if new == old:
                 assert new.partition_epoch == old.partition_epoch
             else:
                 assert new.partition_epoch == old.partition_epoch + 1
                 assert old.leader_epoch <= new.leader_epoch <= old.leader_epoch + 1
                 assert new.leader == old.leader or new.leader_epoch == old.leader_epoch + 1
-            if new.leader == -1:
-                # Only those who have everything may come back as leader.
-                assert set(new.isr) <= have or unclean
-            elif unclean and new.leader not in have:
-                assert new.isr == (new.leader,)
-                have = {new.leader}
-            assert set(new.isr) <= have, "a member of the ISR lacks committed records"
-            self.complete[index] = set(new.isr) if new.leader != -1 else have
+            if new.leader != -1:
+                leader = log_of(new, new.leader)
+                is_only_one = len(new.replicas) == 1 and not self.flushed
+                if leader not in have and (unclean or is_only_one):
+                    assert new.isr == (new.leader,) and not new.elr
+                    have = {leader}
+                assert leader in have, "the leader lacks committed records"
+                assert new.directory_of(new.leader) == self.disks[new.leader], "the leader does not have its disk"
+            counted = [log_of(new, each) for each in (*new.isr, *new.elr)]
+            known = {log for log in counted if log[1] != LOST_DIRECTORY}
+            assert known <= have or (len(new.replicas) == 1 and not self.flushed), "a log that counts lacks records"
+            if new.leader != -1 and not new.elr:
+                have = {log_of(new, each) for each in new.isr}
+            self.complete[index] = have
         self.note_leaders()
 
     def note_leaders(self) -> None:
@@ -91,8 +130,11 @@ class ElectionModel(RuleBasedStateMachine):
                 leader = (state.leader, self.image.brokers[state.leader].broker_epoch)
                 assert self.leaders.setdefault((index, state.leader_epoch), leader) == leader
 
-    def allows_unclean(self, _topic: str) -> bool:
-        return self.unclean
+    def rules_of(self, _topic: str) -> TopicRules:
+        return TopicRules(self.unclean, self.min_isr, self.flushed)
+
+    def is_there(self, state: PartitionState, broker_id: int) -> bool:
+        return self.image.is_present(state, broker_id)
 
     def epochs(self, brokers: set[int]) -> dict[int, int]:
         return {broker_id: self.image.brokers[broker_id].broker_epoch for broker_id in brokers}
@@ -101,7 +143,15 @@ class ElectionModel(RuleBasedStateMachine):
         registrations = []
         for broker_id in sorted(brokers):
             self.next_epoch += 1
-            registrations.append(BrokerRegistered(broker_id, self.next_epoch, (ENDPOINT,)))
+            registrations.append(
+                BrokerRegistered(
+                    broker_id,
+                    self.next_epoch,
+                    (ENDPOINT,),
+                    directories=Directories((self.disks[broker_id],)),
+                    boot_id=f"boot {self.boots[broker_id]}",
+                )
+            )
         return registrations
 
     @rule(fence=some_brokers, unfence=some_brokers)
@@ -110,32 +160,41 @@ class ElectionModel(RuleBasedStateMachine):
             self.image,
             fence=self.epochs(fence),
             unfence=self.epochs(unfence),
-            allows_unclean=self.allows_unclean,
+            rules_of=self.rules_of,
         )
         self.write(plan, unclean=self.unclean)
         assert not any(self.image.is_live(broker_id) for broker_id in fence - unfence)
 
     @rule(brokers=some_brokers)
     def unfence(self, brokers: set[int]) -> None:
-        plan = plan_brokers(self.image, unfence=self.epochs(brokers), allows_unclean=self.allows_unclean)
+        plan = plan_brokers(self.image, unfence=self.epochs(brokers), rules_of=self.rules_of)
         self.write(plan, unclean=self.unclean)
         assert all(self.image.is_live(broker_id) for broker_id in brokers)
 
-    @rule(back=some_brokers, fence=some_brokers)
-    def register_again(self, back: set[int], fence: set[int]) -> None:
+    @rule(back=some_brokers, fence=some_brokers, disk=st.integers(0, 2), boot=st.integers(0, 1))
+    def register_again(self, back: set[int], fence: set[int], disk: int, boot: int) -> None:
+        """Brokers come back, with the disk they had or another one, and perhaps after a power cut."""
         before = self.states()
+        lost: dict[int, set[int]] = {}
+        for broker_id in sorted(back):
+            if disk and broker_id == min(back):
+                self.disks[broker_id] = f"disk-{broker_id}-{disk - 1}"
+            self.boots[broker_id] += boot
+        if boot and not self.flushed:
+            lost = {index: back & set(state.replicas) for index, state in enumerate(before)}
         plan = plan_brokers(
             self.image,
             fence=self.epochs(fence),
             register=self.incarnations(back),
-            allows_unclean=self.allows_unclean,
+            rules_of=self.rules_of,
         )
-        self.write(plan, unclean=self.unclean)
+        self.write(plan, unclean=self.unclean, lost=lost)
         assert all(self.image.is_live(broker_id) for broker_id in back)
         for old, new in zip(before, self.states(), strict=True):
-            survivors = {member for member in old.isr if self.image.is_live(member)} - back - fence
+            survivors = {member for member in old.isr if self.is_there(old, member)} - back - fence
             if not survivors and not back & set(new.isr):
-                assert new.isr == old.isr or self.unclean, "the last to die must all stay"
+                returned = new.leader in old.elr
+                assert new.isr == old.isr or returned or self.unclean, "the last to die must all stay"
             if survivors:
                 assert set(new.isr) == survivors, "somebody stayed who was not there, or somebody left who was"
 
@@ -146,7 +205,7 @@ class ElectionModel(RuleBasedStateMachine):
             BrokerRegistered(broker_id, self.image.brokers[broker_id].broker_epoch, (ENDPOINT,))
             for broker_id in sorted(there - back)
         ]
-        plan = plan_registrations(self.image, members, dead=self.epochs(dead), allows_unclean=self.allows_unclean)
+        plan = plan_registrations(self.image, members, dead=self.epochs(dead), rules_of=self.rules_of)
         self.write(plan, unclean=self.unclean)
         live = {broker.broker_id for broker in self.image.live_brokers}
         assert there & back <= live <= there
@@ -187,7 +246,7 @@ class ElectionModel(RuleBasedStateMachine):
             tuple((m, self.image.brokers[m].broker_epoch - (1 if m in stale else 0)) for m in members),
         )
         who = state.leader if proposer is None else proposer
-        plan = plan_isr(self.image, who, [proposal], complete=completed)
+        plan = plan_isr(self.image, who, [proposal], complete=completed, rules_of=self.rules_of)
         (outcome,) = plan.results
         acceptable = (
             who == state.leader
@@ -195,7 +254,7 @@ class ElectionModel(RuleBasedStateMachine):
             and bool(members)
             and len(set(members)) == len(members)
             and set(members) <= set(state.replicas)
-            and all(self.image.is_live(member) and member not in stale for member in members)
+            and all(self.is_there(state, member) and member not in stale for member in members)
         )
         assert (outcome.error in ACCEPTED) == acceptable
         if not acceptable:
@@ -227,14 +286,15 @@ class ElectionModel(RuleBasedStateMachine):
         self.write(plan_rebalance(self.image))
         for state in self.states():
             preferred = state.replicas[0]
-            assert state.leader == preferred or not self.image.is_live(preferred) or preferred not in state.isr
+            is_able = self.is_there(state, preferred) and preferred in state.isr
+            assert state.leader == preferred or not is_able
         assert not plan_rebalance(self.image).changes
 
     @rule(index=st.integers(0, 2), wanted=st.lists(st.sampled_from(BROKERS), min_size=1, max_size=4, unique=True))
     def reassign(self, index: int, wanted: list[int]) -> None:
         index %= len(self.states())
         before = self.states()[index]
-        plan = plan_reassignments(self.image, [Reassignment(TOPIC, index, tuple(wanted))])
+        plan = plan_reassignments(self.image, [Reassignment(TOPIC, index, tuple(wanted))], rules_of=self.rules_of)
         assert plan.results == [None]
         self.write(plan)
         after = self.states()[index]
@@ -248,9 +308,7 @@ class ElectionModel(RuleBasedStateMachine):
     @rule()
     def cancel(self) -> None:
         for index, state in enumerate(self.states()):
-            plan = plan_reassignments(
-                self.image, [Reassignment(TOPIC, index, None)], allows_unclean=self.allows_unclean
-            )
+            plan = plan_reassignments(self.image, [Reassignment(TOPIC, index, None)], rules_of=self.rules_of)
             if not state.is_reassigning:
                 assert plan.results[0] is not None and not plan.changes
                 continue
@@ -263,17 +321,39 @@ class ElectionModel(RuleBasedStateMachine):
     def replicas_catch_up(self) -> None:
         """Every leader brings all live replicas into the ISR; a move whose target lives is then complete."""
         for index, state in enumerate(self.states()):
-            live = tuple(r for r in state.replicas if self.image.is_live(r))
+            live = tuple(r for r in state.replicas if self.is_there(state, r))
             if state.leader == -1:
                 continue
             members = tuple((r, -1) for r in live)
             proposal = IsrProposal(TOPIC_ID, index, state.leader_epoch, state.partition_epoch, members)
-            self.write(plan_isr(self.image, state.leader, [proposal], complete=completed), {index: set(live)})
+            plan = plan_isr(self.image, state.leader, [proposal], complete=completed, rules_of=self.rules_of)
+            self.write(plan, {index: set(live)})
             after = self.states()[index]
             if set(state.replicas) - set(state.removing) <= set(live):
                 assert not after.is_reassigning
                 assert after.replicas == tuple(r for r in state.replicas if r not in state.removing)
                 assert set(after.isr) == set(after.replicas)
+
+    @rule(broker_id=st.sampled_from(BROKERS), index=st.integers(0, 2))
+    def find_damage(self, broker_id: int, index: int) -> None:
+        """A live broker finds that one of its logs is damaged, or gone."""
+        index %= len(self.states())
+        state = self.states()[index]
+        if broker_id not in state.replicas or not self.is_there(state, broker_id):
+            return
+        placement = Placement(TOPIC_ID, index, LOST_DIRECTORY)
+        plan = plan_placements(self.image, broker_id, [placement], rules_of=self.rules_of)
+        assert plan.results == [ErrorCode.NONE]
+        self.write(plan, unclean=self.unclean, lost={index: {broker_id}})
+        after = self.states()[index]
+        assert after.leader != broker_id
+        assert broker_id not in after.elr
+        assert broker_id not in after.isr or after.leader == -1
+
+    @rule(min_isr=st.integers(1, 3))
+    def change_min_isr(self, min_isr: int) -> None:
+        self.min_isr = min_isr
+        self.write(plan_by_settings(self.image, self.rules_of), unclean=self.unclean)
 
     @rule(allowed=st.booleans())
     def allow_unclean(self, allowed: bool) -> None:
@@ -286,7 +366,7 @@ class ElectionModel(RuleBasedStateMachine):
         if TOPIC not in self.image.topics:
             return
         for state in self.states():
-            live = [member for member in state.isr if self.image.is_live(member)]
+            live = [member for member in state.isr if self.is_there(state, member)]
             assert state.isr and len(set(state.isr)) == len(state.isr)
             assert set(state.isr) <= set(state.replicas)
             assert live == list(state.isr) or not live, "the dead stayed in the ISR beside the living"
@@ -294,6 +374,13 @@ class ElectionModel(RuleBasedStateMachine):
             assert len(set(state.replicas)) == len(state.replicas)
             assert {*state.adding, *state.removing} <= set(state.replicas)
             assert not set(state.adding) & set(state.removing)
+            assert len(state.directories) == len(state.replicas)
+            assert set(state.elr) <= set(state.replicas) - set(state.isr)
+            assert not any(state.directory_of(each) == LOST_DIRECTORY for each in state.elr)
+
+
+def log_of(state: PartitionState, broker_id: int) -> tuple[int, str]:
+    return broker_id, state.directory_of(broker_id)
 
 
 TestElections = ElectionModel.TestCase

@@ -21,6 +21,7 @@ from millrace.cli.pipeline_view import PlainView, cells, plain_line
 from millrace.cli.root import run as run_command
 from millrace.errors import ConfigError
 from millrace.local import java
+from millrace.local.children import free_ports
 from millrace.local.java import Java, find_java, home_for_spark
 from millrace.spark.pipelines import runner as running
 from millrace.spark.pipelines.contract import BUILT_IN, Pipeline, built_in, find, read
@@ -36,7 +37,6 @@ from millrace.spark.session import (
     root_cause,
     session_settings,
 )
-from support.servers import free_ports
 from support.spark_cluster import SparkCluster
 from support.topic_contents import contents
 from support.topics import Topics, numbered
@@ -319,7 +319,7 @@ def test_a_missing_broker_is_said_before_spark_starts(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(command, "_session", lambda *_: pytest.fail("Spark was started"))
-    (port,) = free_ports()
+    (port,) = free_ports("127.0.0.1", 1)
     assert run_command(["pipeline", "run", "metrics", "--bootstrap", f"127.0.0.1:{port}"]) == 1
     assert f"no broker answers at 127.0.0.1:{port}" in capsys.readouterr().err
 

@@ -26,7 +26,7 @@ from typing import Self
 import psutil
 
 from millrace.local.brokers import BrokerProcess
-from millrace.local.children import spawn
+from millrace.local.children import free_ports, spawn
 from support.kafka_jars import SERVER_FLAGS, KafkaJars
 from support.maven import ROOT
 
@@ -35,16 +35,6 @@ HOST = "127.0.0.1"
 
 class ServerFailed(Exception):
     """A broker did not start, or did not stop; carries the end of its log."""
-
-
-def free_ports(count: int = 1) -> list[int]:
-    """Ports that were free a moment ago, all different."""
-    sockets = [socket.create_server((HOST, 0)) for _ in range(count)]
-    try:
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
 
 
 def answers(port: int, timeout_s: float = 1.0) -> bool:
@@ -65,8 +55,19 @@ def answers(port: int, timeout_s: float = 1.0) -> bool:
     return bool(correlation_id == 7 and error == 0)
 
 
+def _wait_until_it_runs(process: subprocess.Popen[bytes], command: Sequence[str]) -> None:
+    """Return when `command` runs: `spawn` comes to it through a program of its own, which is no part of its start."""
+    if process.args == command:
+        return
+    assert isinstance(process.args, list)
+    before = b"".join(os.fsencode(part) + b"\0" for part in process.args)
+    current = Path(f"/proc/{process.pid}/cmdline")
+    while current.read_bytes() == before:
+        time.sleep(0.0005)
+
+
 class Server:
-    """One broker process. Subclasses say how it is started and where its partitions are."""
+    """One broker process. Subclasses say how it is started and where its partitions are. Dies with its parent."""
 
     name = "server"
 
@@ -116,16 +117,10 @@ class Server:
         """Start the process and return when it answers; `start_s` is how long that took from exec."""
         self._prepare()
         with self.log_path.open("ab") as log:
-            started = time.monotonic()
-            self._process = subprocess.Popen(
-                self._command(),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                cwd=self.home,
-                env=self._environment(),
-                start_new_session=True,  # a ^C in the terminal is for the driver, which then stops the server
-            )
+            command = self._command()
+            self._process = spawn(command, log=log, env=self._environment(), cwd=self.home)
+        _wait_until_it_runs(self._process, command)
+        started = time.monotonic()
         while not (self._announced() and answers(self.port)):
             if self._process.poll() is not None:
                 raise ServerFailed(f"{self.name} ended with {self._process.returncode} at start:\n{self.log_tail()}")
@@ -185,7 +180,7 @@ class MillraceServer(Server):
 
     def _prepare(self) -> None:
         if not self.port:
-            (self.port,) = free_ports()
+            (self.port,) = free_ports(HOST, 1)
 
     def _command(self) -> Sequence[str]:
         settings = [part for name, value in self.settings.items() for part in ("--set", f"{name}={value}")]
@@ -215,7 +210,7 @@ class KafkaServer(Server):
     def _prepare(self) -> None:
         if self.port:
             return
-        self.port, controller_port = free_ports(2)
+        self.port, controller_port = free_ports(HOST, 2)
         properties = {
             "process.roles": "broker,controller",
             "node.id": "1",
@@ -410,7 +405,7 @@ class KafkaCluster(Cluster):
         super().__init__(brokers, settings)
         self._jars = jars
         self._heap = {self.controller_id: "512M", **dict.fromkeys(self.broker_ids, heap)}
-        controller_port, *ports = free_ports(1 + brokers)
+        controller_port, *ports = free_ports(HOST, 1 + brokers)
         self._ports = {self.controller_id: controller_port, **dict(zip(self.broker_ids, ports, strict=True))}
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
 

@@ -19,6 +19,7 @@ from millrace.cli.jsonrecords import bytes_to_json
 from millrace.cli.output import CommandError, print_error
 from millrace.cli.times import iso_utc
 from millrace.errors import ApiError
+from millrace.model import encode_uuid
 from millrace.records.batch import HEADER_BYTES, Batch, crc_matches, read_header, split
 from millrace.records.control import decode_end_marker
 from millrace.records.decode import iter_records
@@ -270,7 +271,7 @@ def _partition_metadata(path: Path, _records: bool) -> Iterator[Entry]:
     topic_id = checkpoint.read_partition_metadata(Files(), path)
     if topic_id is None:
         raise Damage("holds no topic id")
-    yield {"is": "topic", "topic_id": checkpoint.encode_uuid(topic_id), "uuid": str(topic_id)}
+    yield {"is": "topic", "topic_id": encode_uuid(topic_id), "uuid": str(topic_id)}
 
 
 _BY_SUFFIX: Final[dict[str, Callable[[Path, bool], Iterator[Entry]]]] = {

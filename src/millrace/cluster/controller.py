@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import uuid
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -35,12 +36,16 @@ from millrace.cluster.elections import (
     ElectionKind,
     IsrOutcome,
     IsrProposal,
+    LogEnds,
+    Placement,
     plan_brokers,
+    plan_by_settings,
+    plan_directories,
     plan_elections,
     plan_isr,
+    plan_placements,
     plan_rebalance,
-    plan_unclean,
-    unclean_topics,
+    topic_rules,
 )
 from millrace.cluster.image import ClusterImage, TopicImage
 from millrace.cluster.internal_topics import plan_growth
@@ -52,10 +57,21 @@ from millrace.cluster.view import ImageListener, MetadataView
 from millrace.cluster.writer import MetadataWriter, not_controller
 from millrace.config import BrokerConfig
 from millrace.errors import ApiError, ErrorCode
-from millrace.metadata.deltas import BrokerUnregistered, ChangeSet, Endpoint, ResourceType
+from millrace.metadata.deltas import (
+    NO_DIRECTORIES,
+    BrokerUnregistered,
+    ChangeSet,
+    Directories,
+    Endpoint,
+    ResourceType,
+)
 from millrace.metadata.store import BrokerRegistration, MetadataStore
-from millrace.model import TopicPartition
-from millrace.wire.messages.brokers import AllocateProducerIdsRequest, BrokerHeartbeatRequest
+from millrace.model import ZERO_UUID, TopicPartition, decode_uuid
+from millrace.wire.messages.brokers import (
+    AllocateProducerIdsRequest,
+    AssignReplicasToDirsRequest,
+    BrokerHeartbeatRequest,
+)
 from millrace.wire.messages.partitions import AlterPartitionRequest
 from millrace.wire.messages.topics import CreateTopicsRequest
 from millrace.wire.schema import Request
@@ -80,6 +96,8 @@ GROW_INTERVAL_S = 5.0
 ALTER_PARTITION_VERSION: Final = 3
 ALLOCATE_PRODUCER_IDS_VERSION: Final = 0
 HEARTBEAT_VERSION: Final = 1
+DIRECTORIES_VERSION: Final = 2
+ASSIGN_REPLICAS_VERSION: Final = 0
 CREATE_TOPICS_VERSION: Final = 7
 
 
@@ -156,14 +174,30 @@ class Controller:
         self._take_dynamic_settings()
         return image
 
-    async def start(self, endpoints: Sequence[Endpoint]) -> None:
+    async def start(
+        self,
+        endpoints: Sequence[Endpoint],
+        *,
+        directories: Callable[[], Directories] = lambda: NO_DIRECTORIES,
+        boot_id: str = "",
+        clean_epoch: int = -1,
+    ) -> None:
         """Announce this broker with the addresses it listens on, and be live in its own image.
 
-        Cancelled half-way, call `stop`.
+        `directories` are its log directories at any time; `clean_epoch` is the incarnation after which it was stopped
+        cleanly. Cancelled half-way, call `stop`.
         """
+
+        def describe(last_epoch: int) -> BrokerRegistration:
+            # An incarnation that goes on under another epoch has lost nothing.
+            lasting = clean_epoch if last_epoch < 0 else last_epoch
+            return BrokerRegistration(
+                self.broker_id, tuple(endpoints), self._config.rack, directories(), boot_id, lasting
+            )
+
         self._spawn(self._follow(), "metadata-follow")
         self._spawn(self._writer.run(), "metadata-write")
-        await self._member.join(BrokerRegistration(self.broker_id, tuple(endpoints), self._config.rack))
+        await self._member.join(describe)
         self._spawn(self._member.run(), "membership")
         self._spawn(self._keep_leaders_even(), "leader-rebalance")
         self._spawn(self._grow_internal_topics(), "internal-topics")
@@ -278,15 +312,15 @@ class Controller:
         results = await self._do(
             lambda image: planning.plan_alter_configs(image, alterations, self._config), validate_only
         )
-        if not validate_only and any(_may_allow_unclean(alteration) for alteration in alterations):
-            await self.change(lambda image: plan_unclean(image, unclean_topics(image, self._config)))
+        if not validate_only and any(_has_consequences(alteration) for alteration in alterations):
+            await self.change(lambda image: plan_by_settings(image, topic_rules(image, self._config)))
         return results
 
     async def elect_leaders(
-        self, kind: ElectionKind, partitions: Sequence[TopicPartition] | None
+        self, kind: ElectionKind, partitions: Sequence[TopicPartition] | None, ends: LogEnds | None = None
     ) -> list[tuple[TopicPartition, ApiError | None]]:
         """Elect preferred or unclean leaders, of all partitions that need it if None is given; see `elections`."""
-        return await self.change(lambda image: plan_elections(image, kind, partitions))
+        return await self.change(lambda image: plan_elections(image, kind, partitions, ends))
 
     async def alter_reassignments(
         self, items: Sequence[Reassignment], *, allow_replication_factor_change: bool = True
@@ -297,7 +331,7 @@ class Controller:
                 image,
                 items,
                 allow_replication_factor_change=allow_replication_factor_change,
-                allows_unclean=unclean_topics(image, self._config),
+                rules_of=topic_rules(image, self._config),
             )
         )
 
@@ -338,7 +372,30 @@ class Controller:
 
         def plan(image: ClusterImage) -> Plan[list[IsrOutcome]]:
             _check_epoch(image, broker_id, broker_epoch)
-            return plan_isr(image, broker_id, proposals, complete=completed)
+            return plan_isr(image, broker_id, proposals, complete=completed, rules_of=topic_rules(image, self._config))
+
+        return await self.change(plan)
+
+    async def take_directories(self, broker_id: int, broker_epoch: int, directories: Directories) -> None:
+        """A broker's directories are these now; the elections that follow have happened when this returns.
+
+        ApiError STALE_BROKER_EPOCH, NOT_CONTROLLER.
+        """
+
+        def plan(image: ClusterImage) -> Plan[None]:
+            _check_epoch(image, broker_id, broker_epoch)
+            return plan_directories(image, broker_id, directories, rules_of=topic_rules(image, self._config))
+
+        await self.change(plan)
+
+    async def take_placements(
+        self, broker_id: int, broker_epoch: int, placements: Sequence[Placement]
+    ) -> list[ErrorCode]:
+        """A broker's replicas lie there now; a code each, in order. ApiError STALE_BROKER_EPOCH, NOT_CONTROLLER."""
+
+        def plan(image: ClusterImage) -> Plan[list[ErrorCode]]:
+            _check_epoch(image, broker_id, broker_epoch)
+            return plan_placements(image, broker_id, placements, rules_of=topic_rules(image, self._config))
 
         return await self.change(plan)
 
@@ -370,9 +427,7 @@ class Controller:
     async def _fence(self, broker_id: int, broker_epoch: int) -> None:
         def plan(image: ClusterImage) -> Plan[None]:
             _check_epoch(image, broker_id, broker_epoch)
-            return plan_brokers(
-                image, fence={broker_id: broker_epoch}, allows_unclean=unclean_topics(image, self._config)
-            )
+            return plan_brokers(image, fence={broker_id: broker_epoch}, rules_of=topic_rules(image, self._config))
 
         await self.change(plan)
 
@@ -414,6 +469,50 @@ class Controller:
                 left_s = max(deadline_s - self._clock.monotonic(), 0.001)
                 await self._view.wait_for(_reached(proposal, epoch), left_s)
         return outcomes
+
+    async def report_directories(self, directories: Directories, known: Sequence[str]) -> None:
+        """Tell the controller which of the `known` directories are there and which are full.
+
+        ApiError when it cannot be reached for the time being.
+        """
+        await persist(lambda left_s: self._report_directories(directories, known, left_s), clock=self._clock)
+
+    async def _report_directories(self, directories: Directories, known: Sequence[str], left_s: float) -> None:
+        if self.is_controller:
+            taken = self.take_directories(self.broker_id, self.broker_epoch, directories)
+            return await within(self._clock, taken, left_s)
+        request = BrokerHeartbeatRequest(
+            broker_id=self.broker_id,
+            broker_epoch=self.broker_epoch,
+            current_metadata_offset=self.image.index,
+            offline_log_dirs=[_directory_uuid(each) for each in known if each not in directories.online],
+            cordoned_log_dirs=[_directory_uuid(each) for each in directories.full],
+        )
+        response = await self._channel.request(request, DIRECTORIES_VERSION, left_s)
+        _raise_for(response.error_code)
+        return None
+
+    async def report_placements(self, placements: Sequence[Placement]) -> list[ErrorCode]:
+        """Tell the controller where replicas lie, or that they are lost; a code each, in order.
+
+        ApiError when it cannot be reached for the time being.
+        """
+        return await persist(lambda left_s: self._report_placements(placements, left_s), clock=self._clock)
+
+    async def _report_placements(self, placements: Sequence[Placement], left_s: float) -> list[ErrorCode]:
+        if self.is_controller:
+            taken = self.take_placements(self.broker_id, self.broker_epoch, placements)
+            return await within(self._clock, taken, left_s)
+        request = _assign_replicas_request(self.broker_id, self.broker_epoch, placements)
+        response = await self._channel.request(request, ASSIGN_REPLICAS_VERSION, left_s)
+        _raise_for(response.error_code)
+        answers = {
+            (topic.topic_id, partition.partition_index): ErrorCode(partition.error_code)
+            for directory in response.directories
+            for topic in directory.topics
+            for partition in topic.partitions
+        }
+        return [answers.get((each.topic_id, each.index), ErrorCode.UNKNOWN_SERVER_ERROR) for each in placements]
 
     async def next_producer_id_block(self) -> range:
         """A block of producer ids that nobody else ever gets; a failed or cancelled call may waste one."""
@@ -578,6 +677,33 @@ def _alter_partition_request(
     )
 
 
+def _assign_replicas_request(
+    broker_id: int, broker_epoch: int, placements: Sequence[Placement]
+) -> AssignReplicasToDirsRequest:
+    grouped: dict[str, dict[uuid.UUID, list[AssignReplicasToDirsRequest.PartitionData]]] = {}
+    for each in placements:
+        partitions = grouped.setdefault(each.directory, {}).setdefault(each.topic_id, [])
+        partitions.append(AssignReplicasToDirsRequest.PartitionData(partition_index=each.index))
+    return AssignReplicasToDirsRequest(
+        broker_id=broker_id,
+        broker_epoch=broker_epoch,
+        directories=[
+            AssignReplicasToDirsRequest.DirectoryData(
+                id_=_directory_uuid(directory),
+                topics=[
+                    AssignReplicasToDirsRequest.TopicData(topic_id=topic_id, partitions=partitions)
+                    for topic_id, partitions in topics.items()
+                ],
+            )
+            for directory, topics in grouped.items()
+        ],
+    )
+
+
+def _directory_uuid(directory: str) -> uuid.UUID:
+    return decode_uuid(directory) or ZERO_UUID
+
+
 def _create_topics_request(topics: Sequence[NewTopic]) -> CreateTopicsRequest:
     return CreateTopicsRequest(
         topics=[
@@ -601,5 +727,7 @@ def _outcome(name: str, topic: TopicImage | None) -> TopicOutcome:
     return TopicOutcome(name, None, topic.topic_id, len(topic.partitions), topic.replication_factor)
 
 
-def _may_allow_unclean(alteration: ConfigAlteration) -> bool:
-    return any(name == "unclean.leader.election.enable" for name, _, _ in alteration.operations)
+def _has_consequences(alteration: ConfigAlteration) -> bool:
+    """Whether partitions may have to be settled again: see `plan_by_settings`."""
+    names = {"unclean.leader.election.enable", "min.insync.replicas"}
+    return alteration.replace_all or any(name in names for name, _, _ in alteration.operations)

@@ -1,14 +1,22 @@
 """Who leads a partition and who is in sync with it: pure decisions, from an image to the changes that follow.
 
 Nothing here waits or writes; the controller plans every change through these functions, against its newest image. Not
-here: moves of replicas to other brokers (`reassignments`), who is alive (`liveness`, `membership`).
+here: moves of replicas to other brokers (`reassignments`), in which directory a replica lies (`directories`), who is
+alive (`liveness`, `membership`).
 
-Invariants (docs/coordination.md, 3 to 6)
+A replica is *there* if its broker lives and has the directory in which it lies; otherwise it is *away*. A directory
+that failed, was replaced or does not hold the log any more is no different from a broker that died.
+
+Invariants (docs/coordination.md, 3 to 6 and 15 to 17)
 - The ISR is never empty, and a leader is in it.
-- Either every member of an ISR is live, or none is: the dead leave while a live member is left, and the last ones to
-  die stay, because only they are known to have every committed record.
-- A leader comes from the ISR, unless the topic allows unclean election; then the ISR is the new leader alone.
+- Either every member of an ISR is there, or none is: those that are away leave while a member is left, and the last
+  ones stay, because only they are known to have every committed record.
+- A leader comes from the ISR or from the eligible leader replicas (`PartitionState.elr`), unless the topic allows
+  unclean election; then the ISR is the new leader alone.
+- Whoever leaves an ISR that is then smaller than min.insync.replicas is eligible as long as it stays so: while there
+  is an eligible replica outside of the ISR, the leader commits nothing.
 - A new incarnation of a broker counts as dead and come back: it keeps its place in an ISR only where nobody else lives.
+- A replica that may have less than it promised lies in LOST_DIRECTORY, and is away until it is made anew.
 - Every change of a leader, to nobody and to a new incarnation of the same broker too, raises the leader epoch by one.
   Every change of a partition raises its partition epoch by one.
 - What happens to several brokers in one change is judged together: if all members of an ISR die at once, all stay.
@@ -20,8 +28,15 @@ import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import Final
+from typing import Final, NamedTuple
 
+from millrace.cluster.directories import (
+    DirectoryChoice,
+    directories_by_replica,
+    directory_after_restart,
+    is_gone,
+    with_directory,
+)
 from millrace.cluster.image import BrokerImage, ClusterImage, TopicImage
 from millrace.cluster.planning import Plan
 from millrace.config import BrokerConfig, topic_config
@@ -30,87 +45,246 @@ from millrace.metadata.deltas import (
     BrokerFenced,
     BrokerRegistered,
     Change,
+    Directories,
+    DirectoriesChanged,
     PartitionChanged,
     PartitionState,
 )
-from millrace.model import NO_BROKER, TopicPartition
+from millrace.model import (
+    FAILED_DIRECTORY,
+    INTERNAL_TOPICS,
+    LOST_DIRECTORY,
+    NO_BROKER,
+    UNASSIGNED_DIRECTORY,
+    TopicPartition,
+)
 
-AllowsUnclean = Callable[[str], bool]
-"""Whether a topic, by name, would rather lose records than be without a leader."""
+
+@dataclass(frozen=True, slots=True)
+class TopicRules:
+    """What the settings of a topic mean for its elections."""
+
+    unclean: bool = False
+    """Whether it would rather lose records than be without a leader."""
+    min_isr: int = 1
+    flushed: bool = True
+    """Whether a replica promises only what is on its disk."""
 
 
-def never_unclean(_topic: str) -> bool:
-    """No topic allows unclean election."""
-    return False
+RulesOf = Callable[[str], TopicRules]
+"""The rules of a topic, by name."""
+
+_DEFAULT_RULES: Final = TopicRules()
+_RULING: Final = frozenset({"unclean.leader.election.enable", "min.insync.replicas", "flush.mode", "flush.messages"})
 
 
-def unclean_topics(image: ClusterImage, config: BrokerConfig) -> AllowsUnclean:
+def default_rules(_topic: str) -> TopicRules:
+    """No unclean election, one replica in sync, everything promised is on disk."""
+    return _DEFAULT_RULES
+
+
+def topic_rules(image: ClusterImage, config: BrokerConfig) -> RulesOf:
     """What the settings of the topics and of the cluster say."""
-    default = topic_config({}, config).unclean_leader_election_enable
 
-    def allows(topic: str) -> bool:
+    def rules(overrides: Mapping[str, str], *, internal: bool = False) -> TopicRules:
+        settings = topic_config(overrides, config)
+        return TopicRules(
+            settings.unclean_leader_election_enable,
+            settings.min_insync_replicas,
+            internal or settings.flushes_before_promise,
+        )
+
+    default = rules({})
+
+    def of(topic: str) -> TopicRules:
         overrides = image.topic_overrides(topic)
-        if "unclean.leader.election.enable" not in overrides:
-            return default
-        return topic_config(overrides, config).unclean_leader_election_enable
+        internal = topic in INTERNAL_TOPICS
+        return rules(overrides, internal=internal) if internal or not _RULING.isdisjoint(overrides) else default
 
-    return allows
+    return of
 
 
 # --- one partition ----------------------------------------------------------------------------------------------------
 
 
 def settle(
-    state: PartitionState, live: Collection[int], *, gone: Collection[int] = (), unclean: bool = False
+    state: PartitionState,
+    there: Collection[int],
+    *,
+    gone: Collection[int] = (),
+    full: Collection[int] = (),
+    rules: TopicRules = _DEFAULT_RULES,
 ) -> PartitionState:
-    """The partition when the brokers in `live` are there, and those in `gone` have died since `state` was decided.
+    """The partition when the replicas in `there` are there, and those in `gone` went away since `state` was decided.
 
-    A broker in both died and came back: it is there, but what it remembers of its logs is no longer taken on trust.
+    A replica in both went and came back: it is there, but what it remembers of its log is no longer taken on trust. One
+    in `full` has everything but can take no more: it makes room for those that can. The partition epoch is the
+    caller's business (`numbered`).
     """
-    trusted = tuple(member for member in state.isr if member in live and member not in gone)
+    trusted = tuple(member for member in state.isr if member in there and member not in gone)
     if trusted:
-        if state.leader in trusted:
-            return advanced(state, isr=trusted)
-        return advanced(state, isr=trusted, leader=_first(state.replicas, trusted))
-    returned = [replica for replica in state.replicas if replica in state.isr and replica in live]
-    if not returned and unclean:
-        returned = [replica for replica in state.replicas if replica in live]
-    if not returned:
-        return advanced(state, leader=NO_BROKER)
-    leader = returned[0]
-    return advanced(state, isr=(leader,), leader=leader, new_leadership=leader in gone)
+        isr = tuple(member for member in trusted if member not in full) or trusted
+        leader = state.leader if state.leader in isr else _first(state.replicas, isr)
+        return changed(state, isr=isr, leader=leader, min_isr=rules.min_isr)
+    known = (*state.isr, *state.elr)
+    returned = [replica for replica in state.replicas if replica in known and replica in there]
+    if returned:
+        leader = min(returned, key=lambda each: (each in full, each not in state.isr))
+        return changed(state, isr=(leader,), leader=leader, min_isr=rules.min_isr, new_leadership=leader in gone)
+    if rules.unclean:
+        survivors = [replica for replica in state.replicas if replica in there]
+        if survivors:
+            return _led_uncleanly(state, min(survivors, key=lambda each: each in full))
+    return changed(state, leader=NO_BROKER, min_isr=rules.min_isr)
+
+
+def _led_uncleanly(state: PartitionState, leader: int) -> PartitionState:
+    """With `leader` although others may have had more; whatever they had does not count any more."""
+    return replace(changed(state, isr=(leader,), leader=leader, new_leadership=True), elr=())
 
 
 def _first(replicas: Iterable[int], members: Collection[int]) -> int:
     return next((replica for replica in replicas if replica in members), NO_BROKER)
 
 
-def advanced(
+def changed(
     state: PartitionState,
     *,
     isr: tuple[int, ...] | None = None,
     leader: int | None = None,
     replicas: tuple[int, ...] | None = None,
+    directories: tuple[str, ...] | None = None,
     adding: tuple[int, ...] | None = None,
     removing: tuple[int, ...] | None = None,
     new_leadership: bool = False,
+    min_isr: int = 1,
 ) -> PartitionState:
-    """`state` with these values and the epochs that follow; the same object where nothing is different."""
-    changed = replace(
+    """`state` with these values, and the eligible replicas and the leader epoch that follow; then see `numbered`."""
+    after = replace(
         state,
         isr=state.isr if isr is None else isr,
         leader=state.leader if leader is None else leader,
         replicas=state.replicas if replicas is None else replicas,
+        directories=state.directories if directories is None else directories,
         adding=state.adding if adding is None else adding,
         removing=state.removing if removing is None else removing,
     )
-    if changed == state and not new_leadership:
+    raised = int(new_leadership or after.leader != state.leader)
+    return replace(after, elr=_eligible(state, after, min_isr), leader_epoch=state.leader_epoch + raised)
+
+
+def numbered(before: PartitionState, after: PartitionState) -> PartitionState:
+    """`after` with the partition epoch that follows; `before` itself where nothing is different."""
+    return before if after == before else replace(after, partition_epoch=before.partition_epoch + 1)
+
+
+def _eligible(before: PartitionState, after: PartitionState, min_isr: int) -> tuple[int, ...]:
+    """Who has everything without being in the ISR of `after`.
+
+    While it is smaller than `min_isr`, or there is such a replica, the leader commits nothing. So whoever was in the
+    ISR, or eligible, when that began still has everything that was ever committed.
+    """
+    if len(after.isr) >= min(min_isr, len(after.replicas)):
+        return ()
+    known = (*before.isr, *before.elr)
+    return tuple(replica for replica in after.replicas if replica in known and replica not in after.isr)
+
+
+# --- replicas that come and go ----------------------------------------------------------------------------------------
+
+
+class Attendance(NamedTuple):
+    """What partitions are settled against: the brokers as they are now, and what happened to some of them."""
+
+    brokers: Mapping[int, BrokerImage]
+    gone: Collection[int] = ()
+    """Brokers that died, or came back as another incarnation, in this change."""
+    returned: Mapping[int, tuple[BrokerImage, BrokerRegistered]] = {}
+    """Of those that came back: how they were known, and what they say."""
+    touched: Collection[int] = ()
+    """Brokers whose partitions have to be looked at for another reason."""
+
+    def is_there(self, broker_id: int, directory: str) -> bool:
+        broker = self.brokers.get(broker_id)
+        return broker is not None and not broker.fenced and broker.has_directory(directory)
+
+    def is_full(self, broker_id: int, directory: str) -> bool:
+        return directory in self.brokers[broker_id].directories.full
+
+
+def _settle_all(image: ClusterImage, attendance: Attendance, rules_of: RulesOf) -> list[PartitionChanged]:
+    changes = []
+    touched = {*attendance.gone, *attendance.touched}
+    choose = DirectoryChoice(image)
+    for topic in image.topics.values():
+        rules = rules_of(topic.name)
+        for index, state in enumerate(topic.partitions):
+            if state.leader != NO_BROKER and touched.isdisjoint(state.replicas):
+                continue  # its replicas are as they were: nothing here can touch it
+            settled = numbered(state, _settled(topic.name, state, attendance, rules, choose))
+            if settled is not state:
+                changes.append(PartitionChanged(topic.topic_id, index, settled))
+    return changes
+
+
+def _settled(
+    topic: str, state: PartitionState, attendance: Attendance, rules: TopicRules, choose: DirectoryChoice
+) -> PartitionState:
+    """One partition, from brokers and their directories to its leader, its ISR, and where its replicas lie."""
+    placed = _placed(state, attendance, rules)
+    there = [each for each in placed.replicas if attendance.is_there(each, placed.directory_of(each))]
+    full: list[int] = []
+    if topic not in INTERNAL_TOPICS:  # they may use the reserve
+        full = [each for each in there if attendance.is_full(each, placed.directory_of(each))]
+    after = settle(placed, there, gone=attendance.gone, full=full, rules=rules)
+    return _made_anew(after, attendance, choose)
+
+
+def _placed(state: PartitionState, attendance: Attendance, rules: TopicRules) -> PartitionState:
+    """With the directories as they are for brokers that have come back; one that was eligible may have lost that."""
+    directories = directories_by_replica(state)
+    for replica in state.replicas:
+        if replica not in attendance.returned:
+            continue
+        known, registered = attendance.returned[replica]
+        directory = directory_after_restart(directories.get(replica, UNASSIGNED_DIRECTORY), known, registered)
+        if not rules.flushed and len(state.replicas) > 1 and _may_have_lost_memory(known, registered):
+            # The machine lost what its kernel had not written yet. A replica that is alone is the best there is.
+            directory = LOST_DIRECTORY
+        directories[replica] = directory
+    return _with_directories(state, tuple(directories.get(each, UNASSIGNED_DIRECTORY) for each in state.replicas))
+
+
+def _with_directories(state: PartitionState, directories: tuple[str, ...]) -> PartitionState:
+    if not state.directories and all(each == UNASSIGNED_DIRECTORY for each in directories):
         return state
-    raised = int(new_leadership or changed.leader != state.leader)
-    return replace(changed, leader_epoch=state.leader_epoch + raised, partition_epoch=state.partition_epoch + 1)
+    if directories == state.directories:
+        return state
+    lost = {each for each, directory in zip(state.replicas, directories, strict=True) if directory == LOST_DIRECTORY}
+    return replace(state, directories=directories, elr=tuple(each for each in state.elr if each not in lost))
 
 
-# --- brokers that come and go -----------------------------------------------------------------------------------------
+def _may_have_lost_memory(known: BrokerImage, registered: BrokerRegistered) -> bool:
+    """Whether the machine was started again without the broker having put everything on disk."""
+    is_another_boot = not registered.boot_id or registered.boot_id != known.boot_id
+    return is_another_boot and registered.clean_epoch != known.broker_epoch
+
+
+def _made_anew(state: PartitionState, attendance: Attendance, choose: DirectoryChoice) -> PartitionState:
+    """Where somebody leads, a replica whose log is gone for good begins again in a directory that its broker has."""
+    if state.leader == NO_BROKER or not state.directories:
+        return state
+    for replica in state.replicas:
+        broker = attendance.brokers.get(replica)
+        if broker is None or broker.fenced or replica in state.isr or not broker.directories.online:
+            continue
+        if is_gone(broker, state.directory_of(replica)):
+            state = replace(
+                state,
+                directories=with_directory(state, replica, choose(broker)),
+                elr=tuple(each for each in state.elr if each != replica),
+            )
+    return state
 
 
 def plan_brokers(
@@ -119,7 +293,7 @@ def plan_brokers(
     fence: Mapping[int, int] | None = None,
     unfence: Mapping[int, int] | None = None,
     register: Sequence[BrokerRegistered] = (),
-    allows_unclean: AllowsUnclean = never_unclean,
+    rules_of: RulesOf = default_rules,
 ) -> Plan[None]:
     """Brokers that die, count again, and come (as a new incarnation), all at once, with the elections that follow.
 
@@ -127,28 +301,87 @@ def plan_brokers(
     """
     changes: list[Change] = []
     gone: set[int] = set()
-    live = {broker.broker_id for broker in image.live_brokers}
+    returned: dict[int, tuple[BrokerImage, BrokerRegistered]] = {}
     for change in register:
         known = image.brokers.get(change.broker_id)
         if known is None or known.broker_epoch < change.broker_epoch:
             changes.append(change)
             gone.add(change.broker_id)
-            live.discard(change.broker_id)
-            if not change.fenced:
-                live.add(change.broker_id)
+            if known is not None:
+                returned[change.broker_id] = (known, change)
     registered = {change.broker_id for change in changes if isinstance(change, BrokerRegistered)}
     for broker in _meant(image, fence or {}, registered):
         if not broker.fenced:
             changes.append(BrokerFenced(broker.broker_id, broker.broker_epoch, fenced=True))
             gone.add(broker.broker_id)
-            live.discard(broker.broker_id)
+    touched: set[int] = set()
     for broker in _meant(image, unfence or {}, registered | gone):
         if broker.fenced:
             changes.append(BrokerFenced(broker.broker_id, broker.broker_epoch, fenced=False))
-            live.add(broker.broker_id)
+            touched.add(broker.broker_id)
     if changes:
-        changes += _settle_all(image, live, gone, allows_unclean)
+        brokers = image.apply(tuple(changes)).brokers
+        changes += _settle_all(image, Attendance(brokers, gone, returned, touched), rules_of)
     return Plan(None, tuple(changes))
+
+
+def plan_directories(
+    image: ClusterImage, broker_id: int, directories: Directories, *, rules_of: RulesOf = default_rules
+) -> Plan[None]:
+    """A broker says which of its directories are there and which are full."""
+    broker = image.brokers[broker_id]
+    if broker.directories == directories:
+        return Plan(None)
+    change = DirectoriesChanged(broker_id, broker.broker_epoch, directories)
+    attendance = Attendance(image.apply((change,)).brokers, touched={broker_id})
+    return Plan(None, (change, *_settle_all(image, attendance, rules_of)))
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a replica lies, as its broker says: in a directory, or in LOST_DIRECTORY or FAILED_DIRECTORY."""
+
+    topic_id: uuid.UUID
+    index: int
+    directory: str
+
+
+def plan_placements(
+    image: ClusterImage, broker_id: int, placements: Sequence[Placement], *, rules_of: RulesOf = default_rules
+) -> Plan[list[ErrorCode]]:
+    """A broker says where its replicas lie; an error each, in order.
+
+    What is lost stays lost: only a replica that begins anew, or an unclean election, makes up for it.
+    """
+    attendance = Attendance(image.brokers)
+    choose = DirectoryChoice(image)
+    errors: list[ErrorCode] = []
+    moved: dict[tuple[uuid.UUID, int], PartitionState] = {}
+    for placement in placements:
+        key = (placement.topic_id, placement.index)
+        topic = image.topics_by_id.get(placement.topic_id)
+        state = moved.get(key) or image.partition(*key)
+        error = _placement_error(image.brokers[broker_id], state, placement.directory)
+        errors.append(error)
+        if error is not ErrorCode.NONE or topic is None or state is None:
+            continue
+        placed = _with_directories(state, with_directory(state, broker_id, placement.directory))
+        after = numbered(state, _settled(topic.name, placed, attendance, rules_of(topic.name), choose))
+        if after is not state:
+            moved[key] = after
+    changes = tuple(PartitionChanged(topic_id, index, state) for (topic_id, index), state in moved.items())
+    return Plan(errors, changes)
+
+
+def _placement_error(broker: BrokerImage, state: PartitionState | None, directory: str) -> ErrorCode:
+    if state is None or broker.broker_id not in state.replicas:
+        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    if directory in {LOST_DIRECTORY, FAILED_DIRECTORY}:
+        return ErrorCode.NONE
+    if directory not in broker.directories.online:
+        return ErrorCode.INVALID_REQUEST
+    is_usable = state.directory_of(broker.broker_id) not in {LOST_DIRECTORY, FAILED_DIRECTORY}
+    return ErrorCode.NONE if is_usable else ErrorCode.INVALID_REQUEST
 
 
 def _meant(image: ClusterImage, epochs: Mapping[int, int], other: Collection[int]) -> list[BrokerImage]:
@@ -161,28 +394,13 @@ def _meant(image: ClusterImage, epochs: Mapping[int, int], other: Collection[int
     ]
 
 
-def _settle_all(
-    image: ClusterImage, live: set[int], gone: set[int], allows_unclean: AllowsUnclean
-) -> list[PartitionChanged]:
-    changes = []
-    for topic in image.topics.values():
-        unclean = allows_unclean(topic.name)
-        for index, state in enumerate(topic.partitions):
-            if state.leader != NO_BROKER and gone.isdisjoint(state.isr):
-                continue  # its members live on: nothing here can touch it
-            settled = settle(state, live, gone=gone, unclean=unclean)
-            if settled is not state:
-                changes.append(PartitionChanged(topic.topic_id, index, settled))
-    return changes
-
-
 def plan_registrations(
     image: ClusterImage,
     members: Sequence[BrokerRegistered],
     *,
     dead: Mapping[int, int] | None = None,
     alive: Mapping[int, int] | None = None,
-    allows_unclean: AllowsUnclean = never_unclean,
+    rules_of: RulesOf = default_rules,
 ) -> Plan[None]:
     """What the image has to learn from who is registered in the store: newcomers, and those who are gone.
 
@@ -196,7 +414,7 @@ def plan_registrations(
         fence={**(dead or {}), **fence},
         unfence=alive,
         register=members,
-        allows_unclean=allows_unclean,
+        rules_of=rules_of,
     )
 
 
@@ -205,10 +423,7 @@ def plan_registrations(
 
 @dataclass(frozen=True, slots=True)
 class IsrProposal:
-    """An ISR that a leader asks for, with the epochs it saw. Members are (broker id, broker epoch or -1 if unknown).
-
-    A leader that cannot serve the partition proposes an ISR without itself, and another member is elected.
-    """
+    """An ISR that a leader asks for, with the epochs it saw. Members are (broker id, broker epoch or -1 if unknown)."""
 
     topic_id: uuid.UUID
     index: int
@@ -231,34 +446,43 @@ def plan_isr(
     proposals: Sequence[IsrProposal],
     *,
     complete: Callable[[PartitionState], PartitionState] = lambda state: state,
+    rules_of: RulesOf = default_rules,
 ) -> Plan[list[IsrOutcome]]:
     """Proposals of the leader `broker_id`, each judged after those before it; one outcome each, in order.
 
     `complete` ends a reassignment that the new ISR makes complete; it sees the partition before the epochs are raised.
     """
     outcomes: list[IsrOutcome] = []
-    changed: dict[tuple[uuid.UUID, int], PartitionState] = {}
+    altered: dict[tuple[uuid.UUID, int], PartitionState] = {}
     for proposal in proposals:
         key = (proposal.topic_id, proposal.index)
-        state = changed.get(key) or image.partition(*key)
-        error = _isr_error(image, state, broker_id, proposal)
-        if error is not ErrorCode.NONE or state is None:
+        state = altered.get(key) or image.partition(*key)
+        topic = image.topics_by_id.get(proposal.topic_id)
+        error = _isr_error(image, topic, state, broker_id, proposal)
+        if error is not ErrorCode.NONE or state is None or topic is None:
             outcomes.append(IsrOutcome(error))
             continue
-        after = _with_isr(state, tuple(member for member, _ in proposal.isr), complete)
+        min_isr = rules_of(topic.name).min_isr
+        after = _with_isr(state, tuple(member for member, _ in proposal.isr), complete, min_isr)
         if after is state:
             # The ISR as it is: raising the epoch makes every earlier proposal void that may still be on its way.
             after = replace(state, partition_epoch=state.partition_epoch + 1)
-        changed[key] = after
+        altered[key] = after
         moved = after.leader != broker_id
         outcomes.append(IsrOutcome(ErrorCode.NEW_LEADER_ELECTED if moved else ErrorCode.NONE, after))
-    changes = tuple(PartitionChanged(topic_id, index, state) for (topic_id, index), state in changed.items())
+    changes = tuple(PartitionChanged(topic_id, index, state) for (topic_id, index), state in altered.items())
     return Plan(outcomes, changes)
 
 
-def _isr_error(image: ClusterImage, state: PartitionState | None, broker_id: int, proposal: IsrProposal) -> ErrorCode:
+def _isr_error(
+    image: ClusterImage,
+    topic: TopicImage | None,
+    state: PartitionState | None,
+    broker_id: int,
+    proposal: IsrProposal,
+) -> ErrorCode:
     """The first thing that is wrong with a proposal, in the order in which Kafka's controller looks."""
-    if proposal.topic_id not in image.topics_by_id:
+    if topic is None:
         return ErrorCode.UNKNOWN_TOPIC_ID
     if state is None:
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -273,33 +497,46 @@ def _isr_error(image: ClusterImage, state: PartitionState | None, broker_id: int
     members = [member for member, _ in proposal.isr]
     if not members or len(set(members)) != len(members) or not set(members) <= set(state.replicas):
         return ErrorCode.INVALID_REQUEST
-    if not all(_is_eligible(image, member, epoch) for member, epoch in proposal.isr):
+    if not all(may_be_in_sync(image, topic.name, state, member, epoch) for member, epoch in proposal.isr):
         return ErrorCode.INELIGIBLE_REPLICA
     return ErrorCode.NONE
 
 
-def _is_eligible(image: ClusterImage, broker_id: int, broker_epoch: int) -> bool:
-    broker = image.brokers.get(broker_id)
-    return broker is not None and not broker.fenced and broker_epoch in {-1, broker.broker_epoch}
+def may_be_in_sync(
+    image: ClusterImage, topic: str, state: PartitionState, broker_id: int, broker_epoch: int = -1
+) -> bool:
+    """Whether a replica, in this incarnation of its broker (-1: any), may be in the ISR: it is there and has room.
+
+    One that is in it already stays without room, until `settle` decides who makes way for whom.
+    """
+    if not image.is_present(state, broker_id) or broker_epoch not in {-1, image.brokers[broker_id].broker_epoch}:
+        return False
+    return broker_id in state.isr or image.takes_records(topic, state, broker_id)
 
 
 def _with_isr(
-    state: PartitionState, isr: tuple[int, ...], complete: Callable[[PartitionState], PartitionState]
+    state: PartitionState,
+    isr: tuple[int, ...],
+    complete: Callable[[PartitionState], PartitionState],
+    min_isr: int,
 ) -> PartitionState:
     if set(isr) == set(state.isr):
         isr = state.isr
     target = complete(replace(state, isr=isr))
     leader = state.leader if state.leader in target.isr else _first(target.replicas, target.isr)
-    return advanced(
+    after = changed(
         state,
         isr=target.isr,
         leader=leader,
         replicas=target.replicas,
+        directories=target.directories,
         adding=target.adding,
         removing=target.removing,
+        min_isr=min_isr,
         # A replica that is removed must not go on under the epoch in which it was one.
         new_leadership=not set(state.replicas) <= set(target.replicas),
     )
+    return numbered(state, after)
 
 
 # --- elections that somebody asks for ---------------------------------------------------------------------------------
@@ -322,12 +559,25 @@ _TEXTS: Final = {
 }
 
 
+class LogEnd(NamedTuple):
+    """How far a replica's log reaches; of two, the larger one has more."""
+
+    epoch: int
+    """The leader epoch of its last record."""
+    offset: int
+
+
+LogEnds = Mapping[TopicPartition, Mapping[int, LogEnd]]
+"""What the replicas of partitions have, by broker, as far as they could be asked."""
+
+
 def plan_elections(
-    image: ClusterImage, kind: ElectionKind, partitions: Sequence[TopicPartition] | None
+    image: ClusterImage, kind: ElectionKind, partitions: Sequence[TopicPartition] | None, ends: LogEnds | None = None
 ) -> Plan[list[ElectionResult]]:
     """Elect the preferred leader, or any leader at the price of records; None means every partition that needs it.
 
-    With None, partitions that need no election are not in the results.
+    With None, partitions that need no election are not in the results. An unclean leader is the one that has most of
+    the log, by `ends`.
     """
     everything = partitions is None
     wanted = (
@@ -335,12 +585,16 @@ def plan_elections(
         if partitions is None
         else list(dict.fromkeys(partitions))
     )
-    live = {broker.broker_id for broker in image.live_brokers}
     results: list[ElectionResult] = []
     changes: list[Change] = []
     for partition in wanted:
         topic, state = _find(image, partition)
-        code, after = _elect(state, kind, live)
+        if topic is None or state is None:
+            code, after = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, None
+        elif kind is ElectionKind.PREFERRED:
+            code, after = _elect_preferred(image, topic.name, state)
+        else:
+            code, after = _elect_uncleanly(image, state, (ends or {}).get(partition, {}))
         if code is ErrorCode.ELECTION_NOT_NEEDED and everything:
             continue
         results.append((partition, None if code is ErrorCode.NONE else ApiError(code, _TEXTS[code])))
@@ -356,41 +610,62 @@ def _find(image: ClusterImage, partition: TopicPartition) -> tuple[TopicImage | 
     return topic, topic.partitions[partition.partition]
 
 
-def _elect(state: PartitionState | None, kind: ElectionKind, live: set[int]) -> tuple[ErrorCode, PartitionState | None]:
-    if state is None:
-        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, None
-    if kind is ElectionKind.PREFERRED:
-        preferred = state.replicas[0]
-        if state.leader == preferred:
-            return ErrorCode.ELECTION_NOT_NEEDED, None
-        if preferred not in live or preferred not in state.isr:
-            return ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE, None
-        return ErrorCode.NONE, advanced(state, leader=preferred)
+def _elect_preferred(image: ClusterImage, topic: str, state: PartitionState) -> tuple[ErrorCode, PartitionState | None]:
+    preferred = state.replicas[0]
+    if state.leader == preferred:
+        return ErrorCode.ELECTION_NOT_NEEDED, None
+    is_able = image.is_present(state, preferred) and image.takes_records(topic, state, preferred)
+    if preferred not in state.isr or not is_able:
+        return ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE, None
+    # The ISR is as it was, and so is who else has everything.
+    leader_epoch, partition_epoch = state.leader_epoch + 1, state.partition_epoch + 1
+    return ErrorCode.NONE, replace(state, leader=preferred, leader_epoch=leader_epoch, partition_epoch=partition_epoch)
+
+
+def _elect_uncleanly(
+    image: ClusterImage, state: PartitionState, ends: Mapping[int, LogEnd]
+) -> tuple[ErrorCode, PartitionState | None]:
+    """Whoever has most; of those that could not be asked, the first that is there."""
     if state.leader != NO_BROKER:
         return ErrorCode.ELECTION_NOT_NEEDED, None
-    after = settle(state, live, unclean=True)
-    return (ErrorCode.NONE, after) if after is not state else (ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE, None)
+    candidates = [each for each in state.replicas if image.is_live(each) and each in ends]
+    if candidates:
+        leader = max(candidates, key=lambda each: ends[each])
+    else:
+        leader = next((each for each in state.replicas if image.is_present(state, each)), NO_BROKER)
+    if leader == NO_BROKER:
+        return ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE, None
+    after = _led_uncleanly(state, leader)
+    if not image.is_present(state, leader):  # it has a log all the same: its broker will say where
+        online = image.brokers[leader].directories.online
+        directory = online[0] if len(online) == 1 else UNASSIGNED_DIRECTORY
+        after = replace(after, directories=with_directory(after, leader, directory))
+    return ErrorCode.NONE, numbered(state, after)
 
 
 def plan_rebalance(image: ClusterImage) -> Plan[int]:
     """Give leadership back to every preferred leader that can take it; the result is how many did."""
-    live = {broker.broker_id for broker in image.live_brokers}
     changes = []
     for topic, index, state in image.partitions():
         if state.leader != NO_BROKER:
-            _, after = _elect(state, ElectionKind.PREFERRED, live)
+            _, after = _elect_preferred(image, topic.name, state)
             if after is not None:
                 changes.append(PartitionChanged(topic.topic_id, index, after))
     return Plan(len(changes), tuple(changes))
 
 
-def plan_unclean(image: ClusterImage, allows_unclean: AllowsUnclean) -> Plan[int]:
-    """Elect somebody where nobody leads and the topic allows an unclean election; the result is how many."""
-    live = {broker.broker_id for broker in image.live_brokers}
+def plan_by_settings(image: ClusterImage, rules_of: RulesOf) -> Plan[int]:
+    """What follows when settings of topics have changed; the result is how many partitions it concerns.
+
+    Somebody leads where nobody did and the topic allows an unclean election now. Where fewer replicas have to be in
+    sync than before, the leader may commit again, and nobody outside of the ISR is eligible any more.
+    """
     changes = []
+    attendance = Attendance(image.brokers)
+    choose = DirectoryChoice(image)
     for topic, index, state in image.partitions():
-        if state.leader == NO_BROKER and allows_unclean(topic.name):
-            after = settle(state, live, unclean=True)
-            if after is not state:
-                changes.append(PartitionChanged(topic.topic_id, index, after))
+        if state.leader == NO_BROKER or state.elr:
+            settled = numbered(state, _settled(topic.name, state, attendance, rules_of(topic.name), choose))
+            if settled is not state:
+                changes.append(PartitionChanged(topic.topic_id, index, settled))
     return Plan(len(changes), tuple(changes))

@@ -20,6 +20,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from millrace.errors import StorageError
 from millrace.metadata.deltas import (
+    NO_DIRECTORIES,
     BrokerFenced,
     BrokerRegistered,
     BrokerUnregistered,
@@ -28,6 +29,8 @@ from millrace.metadata.deltas import (
     ClusterCreated,
     ConfigChanged,
     ControllerChanged,
+    Directories,
+    DirectoriesChanged,
     Endpoint,
     PartitionChanged,
     PartitionsAdded,
@@ -37,7 +40,7 @@ from millrace.metadata.deltas import (
     TopicCreated,
     TopicDeleted,
 )
-from millrace.model import INTERNAL_TOPICS
+from millrace.model import FAILED_DIRECTORY, INTERNAL_TOPICS, LOST_DIRECTORY, UNASSIGNED_DIRECTORY
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -98,6 +101,9 @@ class PersistentMap(Mapping[K, V], Generic[K, V]):
         return changed
 
 
+_NOWHERE: Final = frozenset({LOST_DIRECTORY, FAILED_DIRECTORY})
+
+
 @dataclass(frozen=True, slots=True)
 class BrokerImage:
     """A registered broker. A fenced one is known but counts as gone."""
@@ -107,6 +113,20 @@ class BrokerImage:
     endpoints: tuple[Endpoint, ...]
     rack: str | None
     fenced: bool
+    directories: Directories = NO_DIRECTORIES
+    boot_id: str = ""
+
+    def has_directory(self, directory: str) -> bool:
+        """Whether what lies in `directory` is there, as far as the broker has said."""
+        if directory in _NOWHERE:
+            return False
+        online = self.directories.online
+        return not online or directory in online or directory == UNASSIGNED_DIRECTORY
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no directory has room for more records."""
+        return bool(self.directories.full) and len(self.directories.full) == len(self.directories.online)
 
     def endpoint(self, listener: str) -> Endpoint | None:
         """Where clients of `listener` reach it, if it has that listener."""
@@ -202,6 +222,16 @@ class ClusterImage:
         broker = self.brokers.get(broker_id)
         return broker is not None and not broker.fenced
 
+    def is_present(self, state: PartitionState, broker_id: int) -> bool:
+        """Whether the replica of a broker is there: the broker lives, and has the directory in which it lies."""
+        broker = self.brokers.get(broker_id)
+        return broker is not None and not broker.fenced and broker.has_directory(state.directory_of(broker_id))
+
+    def takes_records(self, topic: str, state: PartitionState, broker_id: int) -> bool:
+        """Whether a replica that is there can grow: its directory is not full, or the topic may use the reserve."""
+        full = self.brokers[broker_id].directories.full
+        return not full or topic in INTERNAL_TOPICS or state.directory_of(broker_id) not in full
+
     def as_changes(self) -> ChangeSet:
         """Changes that build this image from an empty one; what a snapshot holds."""
         changes: list[Change] = []
@@ -209,10 +239,7 @@ class ClusterImage:
             changes.append(ClusterCreated(self.cluster_id))
         if self.controller_epoch:
             changes.append(ControllerChanged(self.controller_id, self.controller_epoch))
-        changes.extend(
-            BrokerRegistered(broker.broker_id, broker.broker_epoch, broker.endpoints, broker.rack, broker.fenced)
-            for broker in self.brokers.values()
-        )
+        changes.extend(map(_registration, self.brokers.values()))
         changes.extend(TopicCreated(topic.name, topic.topic_id, topic.partitions) for topic in self.topics.values())
         changes.extend(
             ConfigChanged(kind, name, tuple(values.items())) for (kind, name), values in self.configs.items()
@@ -237,9 +264,7 @@ def changes_between(old: ClusterImage, new: ClusterImage) -> ChangeSet:
         changes.append(ControllerChanged(new.controller_id, new.controller_epoch))
     changes.extend(BrokerUnregistered(broker_id) for broker_id in old.brokers if broker_id not in new.brokers)
     changes.extend(
-        BrokerRegistered(broker.broker_id, broker.broker_epoch, broker.endpoints, broker.rack, broker.fenced)
-        for broker in new.brokers.values()
-        if old.brokers.get(broker.broker_id) != broker
+        _registration(broker) for broker in new.brokers.values() if old.brokers.get(broker.broker_id) != broker
     )
     changes.extend(
         TopicDeleted(topic.name, topic.topic_id)
@@ -259,6 +284,18 @@ def changes_between(old: ClusterImage, new: ClusterImage) -> ChangeSet:
     if old.next_producer_id != new.next_producer_id:
         changes.append(ProducerIdsAllocated(-1, new.next_producer_id, 0))
     return tuple(changes)
+
+
+def _registration(broker: BrokerImage) -> BrokerRegistered:
+    return BrokerRegistered(
+        broker.broker_id,
+        broker.broker_epoch,
+        broker.endpoints,
+        broker.rack,
+        broker.fenced,
+        broker.directories,
+        broker.boot_id,
+    )
 
 
 def _is_another(old: TopicImage, new: TopicImage | None) -> bool:
@@ -347,8 +384,20 @@ class _Edit:
 
     def broker_registered(self, change: BrokerRegistered) -> None:
         self.broker_map()[change.broker_id] = BrokerImage(
-            change.broker_id, change.broker_epoch, change.endpoints, change.rack, change.fenced
+            change.broker_id,
+            change.broker_epoch,
+            change.endpoints,
+            change.rack,
+            change.fenced,
+            change.directories,
+            change.boot_id,
         )
+
+    def directories_changed(self, change: DirectoriesChanged) -> None:
+        brokers = self.broker_map()
+        broker = brokers.get(change.broker_id)
+        if broker is not None and broker.broker_epoch == change.broker_epoch:
+            brokers[change.broker_id] = replace(broker, directories=change.directories)
 
     def broker_fenced(self, change: BrokerFenced) -> None:
         brokers = self.broker_map()
@@ -410,6 +459,7 @@ _APPLY: Final[Mapping[type[Any], Callable[[_Edit, Any], None]]] = {
     ClusterCreated: _Edit.cluster_created,
     ControllerChanged: _Edit.controller_changed,
     BrokerRegistered: _Edit.broker_registered,
+    DirectoriesChanged: _Edit.directories_changed,
     BrokerFenced: _Edit.broker_fenced,
     BrokerUnregistered: _Edit.broker_unregistered,
     TopicCreated: _Edit.topic_created,

@@ -31,7 +31,7 @@ from typing import Final
 from millrace.client.connection import Connection
 from millrace.clock import Clock
 from millrace.cluster.channel import client_id, inter_broker_endpoint
-from millrace.cluster.elections import plan_brokers, unclean_topics
+from millrace.cluster.elections import plan_brokers, topic_rules
 from millrace.cluster.image import ClusterImage
 from millrace.cluster.membership import ClusterMember
 from millrace.cluster.planning import Plan
@@ -421,7 +421,7 @@ class Liveness:
                 image,
                 fence={b: e for b, e in verdict.fence.items() if now.fence.get(b) == e},
                 unfence={b: e for b, e in verdict.unfence.items() if now.unfence.get(b) == e},
-                allows_unclean=unclean_topics(image, self._config),
+                rules_of=topic_rules(image, self._config),
             )
 
         return plan

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from millrace.clock import Clock
-from millrace.cluster.elections import plan_brokers, plan_registrations, unclean_topics
+from millrace.cluster.elections import plan_brokers, plan_registrations, topic_rules
 from millrace.cluster.image import ClusterImage
 from millrace.cluster.planning import Plan
 from millrace.cluster.view import MetadataView
@@ -100,6 +100,7 @@ class Displaced:
     """Another process has registered under this broker's id."""
 
 
+Describe: TypeAlias = Callable[[int], BrokerRegistration]
 Step: TypeAlias = Wait | Register | Stand | StepDown | Reconcile | Displaced
 
 
@@ -157,7 +158,7 @@ def first_changes(
         dead=dead,
         # Whoever reigns is alive: if an earlier controller took it for dead, that is over.
         alive={} if own is None else {broker_id: own},
-        allows_unclean=unclean_topics(image, config),
+        rules_of=topic_rules(image, config),
     )
     changes.extend(plan.changes)
     return changes
@@ -171,6 +172,9 @@ def registered(membership: Membership) -> list[BrokerRegistered]:
             member.broker_epoch,
             member.registration.endpoints,
             member.registration.rack,
+            directories=member.registration.directories,
+            boot_id=member.registration.boot_id,
+            clean_epoch=member.registration.clean_epoch,
         )
         for member in membership.members
     ]
@@ -192,7 +196,7 @@ class ClusterMember:
         self._writer = writer
         self._config = config
         self._clock = clock
-        self._registration: BrokerRegistration | None = None
+        self._describe: Describe | None = None
         self._registered = False
         self._session = SessionState.CONNECTED
         self._membership: Membership | None = None
@@ -215,9 +219,12 @@ class ClusterMember:
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
-    async def join(self, registration: BrokerRegistration) -> None:
-        """Register and try to become controller; errors of the store come out. Then `run` goes on."""
-        self._registration = registration
+    async def join(self, describe: Describe) -> None:
+        """Register and try to become controller; errors of the store come out. Then `run` goes on.
+
+        `describe` says what this broker is at that moment, given its last epoch (-1 at the start).
+        """
+        self._describe = describe
         await self._register()
         epoch = await self._store.elect(self.broker_id)
         if epoch is not None:
@@ -271,7 +278,7 @@ class ClusterMember:
         self._clock.call_later(RESIGNED_S, self._wake.set)
 
         def plan(image: ClusterImage) -> Plan[None]:
-            gone = plan_brokers(image, fence=fence, allows_unclean=unclean_topics(image, self._config))
+            gone = plan_brokers(image, fence=fence, rules_of=topic_rules(image, self._config))
             return Plan(None, (*gone.changes, ControllerChanged(NO_BROKER, epoch)))
 
         await self._writer.change(plan)
@@ -373,8 +380,8 @@ class ClusterMember:
         return False
 
     async def _register(self) -> None:
-        assert self._registration is not None
-        self.broker_epoch = await self._store.register(self._registration)
+        assert self._describe is not None
+        self.broker_epoch = await self._store.register(self._describe(self.broker_epoch))
         self._registered = True
 
     async def _stand(self, replacing: int | None) -> None:
@@ -405,7 +412,7 @@ class ClusterMember:
         assert membership is not None
 
         def plan(image: ClusterImage) -> Plan[None]:
-            return plan_registrations(image, registered(membership), allows_unclean=unclean_topics(image, self._config))
+            return plan_registrations(image, registered(membership), rules_of=topic_rules(image, self._config))
 
         if not self._writer.is_open or not plan(self._view.image).changes:
             return True

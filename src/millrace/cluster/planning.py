@@ -17,6 +17,7 @@ from enum import IntEnum
 from typing import Final, Generic, TypeVar
 
 from millrace.cluster.assignment import Candidate, place
+from millrace.cluster.directories import DirectoryChoice
 from millrace.cluster.image import ClusterImage, TopicImage, metric_name
 from millrace.config import (
     SETTINGS,
@@ -214,12 +215,16 @@ def _new_topic_partitions(
 
 
 def _placed(image: ClusterImage, count: int, factor: int, start: int) -> tuple[PartitionState, ...]:
-    candidates = [Candidate(broker.broker_id, broker.rack) for broker in image.live_brokers]
+    candidates = [Candidate(broker.broker_id, broker.rack) for broker in image.live_brokers if not broker.is_full]
+    if factor > len(candidates):
+        candidates = [Candidate(broker.broker_id, broker.rack) for broker in image.live_brokers]
     if factor > len(candidates):
         text = f"{factor} replicas need {factor} brokers, and {len(candidates)} are available"
         raise ApiError(ErrorCode.INVALID_REPLICATION_FACTOR, text)
+    choose = DirectoryChoice(image)
     return tuple(
-        PartitionState(replicas, replicas, replicas[0]) for replicas in place(count, factor, candidates, start=start)
+        PartitionState(replicas, replicas, replicas[0], directories=choose.for_replicas(replicas))
+        for replicas in place(count, factor, candidates, start=start)
     )
 
 
@@ -227,6 +232,7 @@ def _assigned(
     image: ClusterImage, assignments: Sequence[tuple[int, ...]], first_index: int, factor: int | None
 ) -> tuple[PartitionState, ...]:
     states = []
+    choose = DirectoryChoice(image)
     for index, replicas in enumerate(assignments, start=first_index):
         problem = None
         if not replicas:
@@ -244,7 +250,7 @@ def _assigned(
         if not live:
             text = f"none of the brokers of partition {index} is alive"
             raise ApiError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, text)
-        states.append(PartitionState(replicas, live, live[0]))
+        states.append(PartitionState(replicas, live, live[0], directories=choose.for_replicas(replicas)))
     return tuple(states)
 
 

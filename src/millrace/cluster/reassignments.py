@@ -18,7 +18,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from millrace.cluster.elections import AllowsUnclean, advanced, never_unclean
+from millrace.cluster.directories import DirectoryChoice
+from millrace.cluster.elections import RulesOf, TopicRules, changed, default_rules, numbered
 from millrace.cluster.image import ClusterImage
 from millrace.cluster.planning import Plan
 from millrace.errors import ApiError, ErrorCode
@@ -45,7 +46,8 @@ def completed(state: PartitionState) -> PartitionState:
         return state
     if len(state.adding) < len(state.removing) and not set(replicas) <= set(isr):
         return state
-    return replace(state, replicas=replicas, isr=isr, adding=(), removing=())
+    directories = tuple(state.directory_of(replica) for replica in replicas) if state.directories else ()
+    return replace(state, replicas=replicas, isr=isr, directories=directories, adding=(), removing=())
 
 
 def plan_reassignments(
@@ -53,11 +55,11 @@ def plan_reassignments(
     items: Sequence[Reassignment],
     *,
     allow_replication_factor_change: bool = True,
-    allows_unclean: AllowsUnclean = never_unclean,
+    rules_of: RulesOf = default_rules,
 ) -> Plan[list[ApiError | None]]:
     """Begin or take back moves; an error or None each, in order."""
     asked = Counter((item.topic, item.index) for item in items)
-    live = {broker.broker_id for broker in image.live_brokers}
+    choose = DirectoryChoice(image)
     results: list[ApiError | None] = []
     changes: list[Change] = []
     for item in items:
@@ -68,11 +70,13 @@ def plan_reassignments(
             if topic is None or not 0 <= item.index < len(topic.partitions):
                 raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "there is no such partition")
             state = topic.partitions[item.index]
+            rules = rules_of(item.topic)
+            there = {replica for replica in state.replicas if image.is_present(state, replica)}
             if item.replicas is None:
-                after = _cancelled(state, live, allows_unclean(item.topic))
+                after = _cancelled(state, there, rules)
             else:
                 _check_target(image, state, item.replicas, allow_replication_factor_change)
-                after = _begun(state, item.replicas, live)
+                after = _begun(state, item.replicas, there, rules, choose)
         except ApiError as error:
             results.append(error)
             continue
@@ -100,7 +104,9 @@ def _check_target(
         raise ApiError(ErrorCode.INVALID_REPLICATION_FACTOR, text)
 
 
-def _begun(state: PartitionState, target: tuple[int, ...], live: set[int]) -> PartitionState:
+def _begun(
+    state: PartitionState, target: tuple[int, ...], there: set[int], rules: TopicRules, choose: DirectoryChoice
+) -> PartitionState:
     """The partition with a move to `target` under way, or done where nothing has to be copied first.
 
     A move that replaces another one starts from all replicas there are: those the first one added, and the second does
@@ -110,35 +116,44 @@ def _begun(state: PartitionState, target: tuple[int, ...], live: set[int]) -> Pa
     joining = tuple(sorted(set(target) - set(state.replicas)))
     # What was being added and is still wanted has not caught up: it goes on being added.
     joining = tuple(sorted({*joining, *(set(state.adding) & set(target) - set(state.isr))}))
-    after = completed(replace(state, replicas=(*target, *leaving), adding=joining, removing=leaving))
-    return _with_assignment(state, after, live)
+    replicas = (*target, *leaving)
+    directories = choose.for_replicas(replicas, state)
+    begun = replace(state, replicas=replicas, directories=directories, adding=joining, removing=leaving)
+    return _with_assignment(state, completed(begun), there, rules)
 
 
-def _cancelled(state: PartitionState, live: set[int], unclean: bool) -> PartitionState:
+def _cancelled(state: PartitionState, there: set[int], rules: TopicRules) -> PartitionState:
     if not state.is_reassigning:
         raise ApiError(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, "no reassignment of this partition is under way")
     replicas = tuple(replica for replica in state.replicas if replica not in state.adding)
     isr = tuple(member for member in state.isr if member not in state.adding)
     if not isr:
-        survivors = tuple(replica for replica in replicas if replica in live)
-        if not unclean or not survivors:
+        survivors = tuple(replica for replica in replicas if replica in there)
+        if not rules.unclean or not survivors:
             text = "only the added replicas are in sync: taking the move back would lose records"
             raise ApiError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, text)
         isr = survivors[:1]
-    return _with_assignment(state, replace(state, replicas=replicas, isr=isr, adding=(), removing=()), live)
+    directories = tuple(state.directory_of(replica) for replica in replicas) if state.directories else ()
+    after = replace(state, replicas=replicas, isr=isr, directories=directories, adding=(), removing=())
+    return _with_assignment(state, after, there, rules)
 
 
-def _with_assignment(state: PartitionState, after: PartitionState, live: set[int]) -> PartitionState:
+def _with_assignment(
+    state: PartitionState, after: PartitionState, there: set[int], rules: TopicRules
+) -> PartitionState:
     """`after` with a leader from its ISR and its epochs."""
     leader = state.leader
     if leader not in after.isr:
-        leader = next((replica for replica in after.replicas if replica in after.isr and replica in live), NO_BROKER)
-    return advanced(
+        leader = next((replica for replica in after.replicas if replica in after.isr and replica in there), NO_BROKER)
+    moved = changed(
         state,
         isr=after.isr,
         leader=leader,
         replicas=after.replicas,
+        directories=after.directories,
         adding=after.adding,
         removing=after.removing,
+        min_isr=rules.min_isr,
         new_leadership=not set(state.replicas) <= set(after.replicas),
     )
+    return numbered(state, moved)

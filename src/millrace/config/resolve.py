@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from millrace.config.broker import BrokerConfig
 from millrace.config.setting import (
+    LONG_MAX,
     ConfigEntry,
     ConfigSource,
     ConfigSynonym,
@@ -112,6 +113,11 @@ class TopicConfig:
     @property
     def delete(self) -> bool:
         return "delete" in self.cleanup_policy
+
+    @property
+    def flushes_before_promise(self) -> bool:
+        """Whether a replica promises only what it has put on disk."""
+        return self.flush_mode == "group" or self.flush_messages < LONG_MAX
 
 
 _TOPIC_FIELDS: Final = tuple((field.name, field.name.replace("_", ".")) for field in fields(TopicConfig))

@@ -1,30 +1,38 @@
-"""What brokers ask each other (BrokerHeartbeat, AlterPartition, AllocateProducerIds), and UnregisterBroker.
+"""What brokers ask each other (BrokerHeartbeat, AlterPartition, AssignReplicasToDirs, GetReplicaLogInfo,
+AllocateProducerIds), and UnregisterBroker.
 
-The first three are internal: served on the listener of the brokers only, and not named in ApiVersions. What they mean
-is decided behind the controller.
+All but the last are internal: not named in ApiVersions, and what changes something is served on the listener of the
+brokers only. What it means is decided behind the controller.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from millrace.cluster.elections import IsrOutcome, IsrProposal
+from millrace.cluster.elections import IsrOutcome, IsrProposal, Placement
 from millrace.cluster.image import ClusterImage
 from millrace.errors import ApiError, ErrorCode
 from millrace.handlers.context import RequestContext
 from millrace.handlers.forwarding import on_controller
 from millrace.handlers.registry import api
+from millrace.metadata.deltas import Directories
+from millrace.model import encode_uuid
 from millrace.wire.keys import ApiKey
 from millrace.wire.messages.brokers import (
     AllocateProducerIdsRequest,
     AllocateProducerIdsResponse,
+    AssignReplicasToDirsRequest,
+    AssignReplicasToDirsResponse,
     BrokerHeartbeatRequest,
     BrokerHeartbeatResponse,
+    GetReplicaLogInfoRequest,
+    GetReplicaLogInfoResponse,
 )
 from millrace.wire.messages.cluster import UnregisterBrokerRequest, UnregisterBrokerResponse
 from millrace.wire.messages.partitions import AlterPartitionRequest, AlterPartitionResponse
 
 _Answer = AlterPartitionResponse.PartitionData
+_LogInfo = GetReplicaLogInfoResponse.PartitionLogInfo
 
 
 def _check_listener(context: RequestContext) -> None:
@@ -33,18 +41,23 @@ def _check_listener(context: RequestContext) -> None:
         raise ApiError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "this is for brokers, on the listener of brokers")
 
 
-@api(ApiKey.BROKER_HEARTBEAT, BrokerHeartbeatRequest, "0-1", internal=True, overlaps=True)
+@api(ApiKey.BROKER_HEARTBEAT, BrokerHeartbeatRequest, "0-2", internal=True, overlaps=True)
 async def broker_heartbeat(context: RequestContext, request: BrokerHeartbeatRequest) -> BrokerHeartbeatResponse:
-    """Between brokers. With `want_shut_down`: fence me, I am going. Without: are you still who I think you are?
+    """Between brokers. With `want_shut_down`: fence me, I am going. With `cordoned_log_dirs`: these of my directories
+    are offline, and these are full. With neither: are you still who I think you are?
 
-    The first is for the controller, and is answered when the sender leads nothing any more (NOT_CONTROLLER elsewhere,
-    STALE_BROKER_EPOCH for an incarnation that is over). The second names whom the sender believes to talk to; the
-    answer is STALE_BROKER_EPOCH if that is somebody else, BROKER_NOT_AVAILABLE if it is about to stop.
+    The first two are for the controller, and are answered when the sender leads nothing any more, there
+    (NOT_CONTROLLER elsewhere, STALE_BROKER_EPOCH for an incarnation that is over). The last names whom the sender
+    believes to talk to; the answer is STALE_BROKER_EPOCH if that is somebody else, BROKER_NOT_AVAILABLE if it is about
+    to stop.
 
-    Not done: the rest of what Kafka's brokers report (they register in ZooKeeper here): `want_fence`, directories.
+    Versions: v2 has the directories. Not done: `want_fence`.
     """
     try:
         _check_listener(context)
+        if request.cordoned_log_dirs is not None:
+            await _take_directories(context, request)
+            return BrokerHeartbeatResponse(is_fenced=not context.broker.image.is_live(request.broker_id))
         answer = await context.broker.controller.heartbeat(
             request.broker_id, request.broker_epoch, want_shut_down=request.want_shut_down
         )
@@ -58,12 +71,100 @@ async def broker_heartbeat(context: RequestContext, request: BrokerHeartbeatRequ
     )
 
 
+async def _take_directories(context: RequestContext, request: BrokerHeartbeatRequest) -> None:
+    """What is offline was online before: the image has the list that it is missing from."""
+    known = context.broker.image.brokers.get(request.broker_id)
+    if known is None or known.broker_epoch != request.broker_epoch:
+        raise ApiError(ErrorCode.STALE_BROKER_EPOCH, f"broker {request.broker_id} has another epoch")
+    offline = {encode_uuid(each) for each in request.offline_log_dirs}
+    directories = Directories(
+        tuple(each for each in known.directories.online if each not in offline),
+        tuple(encode_uuid(each) for each in request.cordoned_log_dirs or ()),
+        known.directories.some_offline or bool(offline),
+    )
+    await context.broker.controller.take_directories(request.broker_id, request.broker_epoch, directories)
+
+
+@api(ApiKey.ASSIGN_REPLICAS_TO_DIRS, AssignReplicasToDirsRequest, "0", internal=True, overlaps=True)
+async def assign_replicas_to_dirs(
+    context: RequestContext, request: AssignReplicasToDirsRequest
+) -> AssignReplicasToDirsResponse:
+    """Between brokers: a broker tells the controller in which directory replicas lie, or that they are lost.
+
+    A directory of the reserved id 1 means that the replica no longer has what it promised, 3 that it cannot be used
+    until its broker is started again; another replica leads it when this is answered, if one can.
+    """
+    placements = [
+        Placement(topic.topic_id, each.partition_index, encode_uuid(directory.id_))
+        for directory in request.directories
+        for topic in directory.topics
+        for each in topic.partitions
+    ]
+    try:
+        _check_listener(context)
+        codes = iter(
+            await context.broker.controller.take_placements(request.broker_id, request.broker_epoch, placements)
+        )
+    except ApiError as error:
+        return AssignReplicasToDirsResponse(error_code=error.code)
+    return AssignReplicasToDirsResponse(
+        directories=[
+            AssignReplicasToDirsResponse.DirectoryData(
+                id_=directory.id_,
+                topics=[
+                    AssignReplicasToDirsResponse.TopicData(
+                        topic_id=topic.topic_id,
+                        partitions=[
+                            AssignReplicasToDirsResponse.PartitionData(
+                                partition_index=each.partition_index, error_code=next(codes)
+                            )
+                            for each in topic.partitions
+                        ],
+                    )
+                    for topic in directory.topics
+                ],
+            )
+            for directory in request.directories
+        ]
+    )
+
+
+@api(ApiKey.GET_REPLICA_LOG_INFO, GetReplicaLogInfoRequest, "0", internal=True)
+def get_replica_log_info(context: RequestContext, request: GetReplicaLogInfoRequest) -> GetReplicaLogInfoResponse:
+    """How far the logs of this broker's replicas reach, whether it leads them or not; KAFKA_STORAGE_ERROR for one that
+    cannot be used. What an unclean election is decided by.
+
+    Not done: authorization.
+    """
+    found = []
+    for topic in request.topic_partitions or ():
+        partitions = []
+        for index in dict.fromkeys(topic.partitions):
+            try:
+                epoch, end, current = context.broker.replicas.log_end(topic.topic_id, index)
+                partitions.append(
+                    _LogInfo(
+                        partition=index,
+                        last_written_leader_epoch=epoch,
+                        current_leader_epoch=current,
+                        log_end_offset=end,
+                    )
+                )
+            except ApiError as error:
+                partitions.append(_LogInfo(partition=index, error_code=error.code))
+        found.append(
+            GetReplicaLogInfoResponse.TopicPartitionLogInfo(topic_id=topic.topic_id, partition_log_info=partitions)
+        )
+    return GetReplicaLogInfoResponse(
+        broker_epoch=context.broker.controller.broker_epoch, topic_partition_log_info_list=found
+    )
+
+
 @api(ApiKey.ALTER_PARTITION, AlterPartitionRequest, "2-3", internal=True, overlaps=True)
 async def alter_partition(context: RequestContext, request: AlterPartitionRequest) -> AlterPartitionResponse:
     """Between brokers: a leader asks the controller for other in-sync replicas; each partition has its own outcome.
 
-    An outcome is in the metadata log when it is answered. A leader that can no longer serve asks for a set without
-    itself, and another member is elected (NEW_LEADER_ELECTED).
+    An outcome is in the metadata log when it is answered.
 
     Versions: v3 has the epochs of the members, so that an incarnation that is over cannot join.
     """

@@ -145,7 +145,7 @@ def _topic(context: RequestContext, topic: TopicImage) -> _Topic:
 def _partition(context: RequestContext, index: int, state: PartitionState) -> _Partition:
     image = context.broker.image
     replicas, isr = list(state.replicas), list(state.isr)
-    offline = [broker_id for broker_id in replicas if not image.is_live(broker_id)]
+    offline = [broker_id for broker_id in replicas if not image.is_present(state, broker_id)]
     error, leader = _leader(context, state)
     if context.version == 0 and offline:
         # The first version had no list of offline replicas, so it leaves them out and says so.
@@ -306,7 +306,7 @@ class _Page:
             leader_epoch=state.leader_epoch,
             replica_nodes=list(state.replicas),
             isr_nodes=list(state.isr),
-            eligible_leader_replicas=[],
+            eligible_leader_replicas=list(state.elr),
             last_known_elr=[],
-            offline_replicas=[broker_id for broker_id in state.replicas if not image.is_live(broker_id)],
+            offline_replicas=[each for each in state.replicas if not image.is_present(state, each)],
         )

@@ -47,6 +47,7 @@ def spawn(
     log: IO[bytes],
     stdout: int | IO[bytes] | None = None,
     env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start `command`; what it prints goes to `log`, its standard output to `stdout` if that is given."""
 
@@ -57,6 +58,7 @@ def spawn(
             stdout=log if stdout is None else stdout,
             stderr=log,
             start_new_session=True,
+            cwd=cwd,
             env=None if env is None else dict(env),
         )
 

@@ -16,9 +16,11 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from sys import intern
 from typing import Any, Final, TypeAlias, cast
 
 from millrace.errors import StorageError
+from millrace.model import UNASSIGNED_DIRECTORY
 
 FORMAT_VERSION: Final = 1
 
@@ -44,8 +46,22 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class Directories:
+    """The log directories of a broker, by id. A broker that names none says nothing about its directories."""
+
+    online: tuple[str, ...] = ()
+    full: tuple[str, ...] = ()
+    """Those of `online` that take no more records until there is space again."""
+    some_offline: bool = False
+    """Whether there is one that cannot be used: what lies in a directory unknown to the broker may lie there."""
+
+
+NO_DIRECTORIES: Final = Directories()
+
+
+@dataclass(frozen=True, slots=True)
 class PartitionState:
-    """Who holds a partition and who leads it. `leader` is -1 where nobody can.
+    """Who holds a partition, where, and who leads it. `leader` is -1 where nobody can.
 
     While a reassignment is under way, `replicas` are those of the target, in its order, followed by those that will go.
     """
@@ -57,10 +73,20 @@ class PartitionState:
     partition_epoch: int = 0
     adding: tuple[int, ...] = ()
     removing: tuple[int, ...] = ()
+    elr: tuple[int, ...] = ()
+    """Eligible leader replicas: not in the ISR, but nothing was committed since they were (KIP-966)."""
+    directories: tuple[str, ...] = ()
+    """The id of the directory in which each of `replicas` lies; empty where none is known."""
 
     @property
     def is_reassigning(self) -> bool:
         return bool(self.adding or self.removing)
+
+    def directory_of(self, broker_id: int) -> str:
+        """Where the replica of a broker lies; UNASSIGNED_DIRECTORY where that is not known."""
+        if not self.directories:
+            return UNASSIGNED_DIRECTORY
+        return self.directories[self.replicas.index(broker_id)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +113,20 @@ class BrokerRegistered:
     endpoints: tuple[Endpoint, ...]
     rack: str | None = None
     fenced: bool = False
+    directories: Directories = NO_DIRECTORIES
+    boot_id: str = ""
+    """Of the machine, since it was last started."""
+    clean_epoch: int = -1
+    """The incarnation after which everything was put on disk, or that still goes on; -1 after a crash."""
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoriesChanged:
+    """A directory of a broker failed, is full, or has room again."""
+
+    broker_id: int
+    broker_epoch: int
+    directories: Directories
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +201,7 @@ Change: TypeAlias = (
     ClusterCreated
     | ControllerChanged
     | BrokerRegistered
+    | DirectoriesChanged
     | BrokerFenced
     | BrokerUnregistered
     | TopicCreated
@@ -198,13 +239,25 @@ def decode(data: bytes) -> ChangeSet:
 
 
 def _write_partition(state: PartitionState) -> list[Any]:
-    row = [list(state.replicas), list(state.isr), state.leader, state.leader_epoch, state.partition_epoch]
-    return [*row, list(state.adding), list(state.removing)] if state.is_reassigning else row
+    row = [
+        list(state.replicas),
+        list(state.isr),
+        state.leader,
+        state.leader_epoch,
+        state.partition_epoch,
+        list(state.adding),
+        list(state.removing),
+        list(state.elr),
+        list(state.directories),
+    ]
+    while row[-1] == []:
+        row.pop()
+    return row
 
 
 def _read_partition(row: list[Any]) -> PartitionState:
-    replicas, isr, leader, leader_epoch, partition_epoch, *reassignment = row
-    adding, removing = reassignment or ((), ())
+    row = row + [[]] * (9 - len(row))
+    replicas, isr, leader, leader_epoch, partition_epoch, adding, removing, elr, directories = row
     return PartitionState(
         _ints(replicas),
         _ints(isr),
@@ -213,6 +266,8 @@ def _read_partition(row: list[Any]) -> PartitionState:
         int(partition_epoch),
         _ints(adding),
         _ints(removing),
+        _ints(elr),
+        tuple(map(intern, directories)),
     )
 
 
@@ -231,12 +286,36 @@ def _write_broker(change: BrokerRegistered) -> dict[str, Any]:
         "endpoints": [_write_endpoint(endpoint) for endpoint in change.endpoints],
         "rack": change.rack,
         "fenced": change.fenced,
+        "directories": _write_directories(change.directories),
+        "boot_id": change.boot_id,
+        "clean_epoch": change.clean_epoch,
     }
 
 
 def _read_broker(fields: dict[str, Any]) -> BrokerRegistered:
     endpoints = tuple(Endpoint(listener, host, int(port), sec) for listener, host, port, sec in fields.pop("endpoints"))
-    return BrokerRegistered(endpoints=endpoints, **fields)
+    directories = _read_directories(fields.pop("directories", []))
+    return BrokerRegistered(endpoints=endpoints, directories=directories, **fields)
+
+
+def _write_directories(directories: Directories) -> list[Any]:
+    return [list(directories.online), list(directories.full), directories.some_offline]
+
+
+def _read_directories(row: list[Any]) -> Directories:
+    if not row:
+        return NO_DIRECTORIES
+    online, full, some_offline = row
+    return Directories(tuple(map(intern, online)), tuple(map(intern, full)), bool(some_offline))
+
+
+def _write_directories_changed(change: DirectoriesChanged) -> dict[str, Any]:
+    directories = _write_directories(change.directories)
+    return {"broker_id": change.broker_id, "broker_epoch": change.broker_epoch, "directories": directories}
+
+
+def _read_directories_changed(fields: dict[str, Any]) -> DirectoriesChanged:
+    return DirectoriesChanged(directories=_read_directories(fields.pop("directories")), **fields)
 
 
 def _write_topic(change: TopicCreated) -> dict[str, Any]:
@@ -288,6 +367,7 @@ _CODEC: Final[Mapping[type[Any], tuple[str, Callable[[Any], dict[str, Any]], Cal
     ClusterCreated: ("cluster_created", _write_flat, lambda fields: ClusterCreated(**fields)),
     ControllerChanged: ("controller_changed", _write_flat, lambda fields: ControllerChanged(**fields)),
     BrokerRegistered: ("broker_registered", _write_broker, _read_broker),
+    DirectoriesChanged: ("directories_changed", _write_directories_changed, _read_directories_changed),
     BrokerFenced: ("broker_fenced", _write_flat, lambda fields: BrokerFenced(**fields)),
     BrokerUnregistered: ("broker_unregistered", _write_flat, lambda fields: BrokerUnregistered(**fields)),
     TopicCreated: ("topic_created", _write_topic, _read_topic),

@@ -42,7 +42,7 @@ from enum import Enum
 from typing import Protocol
 
 from millrace.errors import MillraceError
-from millrace.metadata.deltas import Endpoint
+from millrace.metadata.deltas import NO_DIRECTORIES, Directories, Endpoint
 
 
 class Fenced(MillraceError):
@@ -70,6 +70,10 @@ class BrokerRegistration:
     broker_id: int
     endpoints: tuple[Endpoint, ...]
     rack: str | None = None
+    directories: Directories = NO_DIRECTORIES
+    boot_id: str = ""
+    clean_epoch: int = -1
+    """See `BrokerRegistered`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ All paths are below the one in the address (`host:port,.../path`), which is made
 |---|---|---|
 | `/controller` | ephemeral | `{"broker_id", "controller_epoch", "claim"}`: who is controller |
 | `/controller_epoch` | | empty; its *version* is the controller epoch, raised with every election |
-| `/brokers/ids/N` | ephemeral | `{"endpoints", "rack", "claim"}`; its czxid is the broker epoch |
+| `/brokers/ids/N` | ephemeral | `BrokerRegistration` as JSON, with a `claim`; its czxid is the broker epoch |
 | `/metadata` | | `{"format": 1}` |
 | `/metadata/deltas/d-NNNNNNNNNN` | | one delta, packed; the number is given by the writer |
 | `/metadata/snapshot` | | `{"index", "chunks"}`: the newest snapshot; empty where there is none |
@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from millrace.errors import StorageError
-from millrace.metadata.deltas import Endpoint
+from millrace.metadata.deltas import Directories, Endpoint
 from millrace.metadata.store import BrokerRegistration
 
 FORMAT: Final = 1
@@ -115,7 +115,17 @@ def write_registration(registration: BrokerRegistration, claim: str) -> bytes:
         [endpoint.listener, endpoint.host, endpoint.port, endpoint.security_protocol]
         for endpoint in registration.endpoints
     ]
-    return to_json({"endpoints": endpoints, "rack": registration.rack, "claim": claim})
+    directories = registration.directories
+    return to_json(
+        {
+            "endpoints": endpoints,
+            "rack": registration.rack,
+            "directories": [list(directories.online), list(directories.full), directories.some_offline],
+            "boot_id": registration.boot_id,
+            "clean_epoch": registration.clean_epoch,
+            "claim": claim,
+        }
+    )
 
 
 def read_registration(broker_id: int, data: bytes) -> BrokerRegistration:
@@ -123,7 +133,15 @@ def read_registration(broker_id: int, data: bytes) -> BrokerRegistration:
     endpoints = tuple(
         Endpoint(listener, host, port, protocol) for listener, host, port, protocol in fields["endpoints"]
     )
-    return BrokerRegistration(broker_id, endpoints, fields["rack"])
+    online, full, some_offline = fields.get("directories", ((), (), False))
+    return BrokerRegistration(
+        broker_id,
+        endpoints,
+        fields["rack"],
+        Directories(tuple(online), tuple(full), bool(some_offline)),
+        fields.get("boot_id", ""),
+        fields.get("clean_epoch", -1),
+    )
 
 
 def write_claim(claim: ControllerClaim) -> bytes:

@@ -111,6 +111,14 @@ class Partition:
                 self._begin_epoch(log)
         return self._log
 
+    def forget_log(self) -> None:
+        """The log is of no use any more, and is opened again, or made anew, when it is needed."""
+        if self._log is not None:
+            self._log.on_flushed.remove(self._note_flushed)
+        self._log = self._committed = None
+        self._remembered = 0
+        self.high_watermark.offset = 0
+
     def reopen_log(self) -> None:
         """The log lies in another directory now, whole and on disk; nothing else has changed."""
         if self._log is None:
@@ -126,6 +134,11 @@ class Partition:
     @property
     def is_open(self) -> bool:
         return self._log is not None
+
+    @property
+    def open_log(self) -> Log | None:
+        """The log, if it was opened."""
+        return self._log
 
     @property
     def committed(self) -> LogPosition:
@@ -207,10 +220,11 @@ class Partition:
                 self._advance()
 
     def _judge_min_isr(self) -> None:
-        # A topic with fewer replicas than it asks for in sync could never be written.
+        # A topic with fewer replicas than it asks for in sync could never be written. While somebody outside of the ISR
+        # is eligible nothing may be committed, whatever this broker's settings say: it would not have it.
         was_under, self.under_min_isr = (
             self.under_min_isr,
-            len(self.state.isr) < min(self.min_insync_replicas, len(self.state.replicas)),
+            len(self.state.isr) < min(self.min_insync_replicas, len(self.state.replicas)) or bool(self.state.elr),
         )
         if was_under and not self.under_min_isr:
             self._writable_since_s = self._clock.monotonic()
@@ -386,10 +400,8 @@ class Partition:
 
     def wanted_isr(self) -> tuple[tuple[int, int], ...] | None:
         """The ISR that should be, with broker epochs (-1 where they are not known), or None where it is fine."""
-        if not self.is_leader or self._alone or self._log is None:
+        if not self.is_leader or self._alone or self._log is None or self._log.failure is not None:
             return None
-        if self._log.failure is not None:  # its disk is gone: another one should lead
-            return tuple((each, -1) for each in self.state.isr if each != self.broker_id) or None
         end, now = self._log.end_offset, self._clock.monotonic()
         behind = set(isr.lagging(self.state.isr, self._followers, end, now, self._max_lag_s))
         stay = [broker_id for broker_id in self.state.isr if broker_id not in behind]

@@ -13,9 +13,10 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Final, Protocol
 
+from millrace.cluster.elections import Placement, may_be_in_sync
 from millrace.cluster.image import ClusterImage, TopicImage
 from millrace.config import LONG_MAX, BrokerConfig, TopicConfig, topic_config
-from millrace.errors import ApiError, CorruptLogError, ErrorCode, StorageError
+from millrace.errors import ApiError, CorruptLogError, ErrorCode, LostLogError, StorageError
 from millrace.metadata.deltas import (
     BrokerFenced,
     BrokerRegistered,
@@ -28,7 +29,15 @@ from millrace.metadata.deltas import (
     TopicCreated,
     TopicDeleted,
 )
-from millrace.model import INTERNAL_TOPICS, TopicPartition
+from millrace.model import (
+    FAILED_DIRECTORY,
+    INTERNAL_TOPICS,
+    LOST_DIRECTORY,
+    NO_BROKER,
+    NO_EPOCH,
+    UNASSIGNED_DIRECTORY,
+    TopicPartition,
+)
 from millrace.records.batch import TimestampType
 from millrace.replication.contention import Contention
 from millrace.replication.gathering import Gathering
@@ -54,6 +63,8 @@ COMPACT_STATE_AT_BYTES: Final = 512 * 1024
 
 _LEADER_RATE: Final = "leader.replication.throttled.rate"
 _FOLLOWER_RATE: Final = "follower.replication.throttled.rate"
+
+_NOWHERE: Final = frozenset({LOST_DIRECTORY, FAILED_DIRECTORY})
 
 _UNKNOWN: Final = {
     str: (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "no such topic or partition"),
@@ -114,6 +125,8 @@ class Replicas:
         self.on_unled: list[PartitionsListener] = []
         """Partitions that this broker led until now."""
         self.on_deleted: list[Callable[[str, uuid.UUID], None]] = []
+        self.on_misplaced: Callable[[], object] = lambda: None
+        """Called when a replica may lie elsewhere than the image says: see `misplaced`."""
 
     def __repr__(self) -> str:
         return f"Replicas({len(self)} partitions)"
@@ -196,16 +209,59 @@ class Replicas:
         return {place: partition.known_high_watermark for place, partition in self._held.items()}
 
     def directory_failed(self, directory: LogDirectory) -> None:
-        """A disk is gone: whoever waits for its partitions is told, and another replica should lead them."""
+        """A disk is gone: whoever waits for its partitions is told. The controller hears of it (`reports`)."""
         lost = ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(directory.failure))
         for partition in self:
             if TopicPartition(partition.topic, partition.index) in directory.logs:
                 partition.high_watermark.fail(lost)
                 self.followed.forget(partition)
-                if partition.is_leader and self.wants_isr is not None:
-                    self.wants_isr(partition)
+
+    def misplaced(self) -> list[Placement]:
+        """The replicas that do not lie where the image says: moved, damaged, or gone."""
+        found = []
+        for place, partition in self._held.items():
+            state = partition.state
+            known = state.directory_of(self._broker_id) if self._broker_id in state.replicas else LOST_DIRECTORY
+            if known in _NOWHERE:
+                continue
+            actual = self._log_dirs.whereabouts(place, partition.topic_id)
+            if actual is None or actual == known:
+                continue
+            # One that nobody counts on begins anew as soon as it has a leader (`_open_log`).
+            if actual not in _NOWHERE or self._is_counted_on(state):
+                found.append(Placement(partition.topic_id, partition.index, actual))
+        return found
+
+    def _is_counted_on(self, state: PartitionState) -> bool:
+        return self._broker_id in state.isr or self._broker_id in state.elr
+
+    def log_end(self, topic_id: uuid.UUID, index: int) -> tuple[int, int, int]:
+        """The epoch of the last record of a replica, its log's end, and the leader epoch that it knows of.
+
+        ApiError where this broker has no such replica, or its log is of no use.
+        """
+        topic = self._image.topics_by_id.get(topic_id)
+        place = None if topic is None else TopicPartition(topic.name, index)
+        partition = None if place is None else self._held.get(place)
+        if partition is None or place is None:
+            raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "this broker has no replica of this partition")
+        log = self._log_dirs.get(place)
+        if log is None:
+            if self._log_dirs.whereabouts(place, topic_id) is None and self._is_here(partition.state):
+                return NO_EPOCH, 0, partition.leader_epoch
+            raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, f"the log of {place} is gone")
+        try:
+            return log.latest_epoch, log.end_offset, partition.leader_epoch
+        except StorageError as error:
+            raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from None
+
+    def _is_here(self, state: PartitionState) -> bool:
+        """Whether this broker has the directory in which its replica lies."""
+        directory = state.directory_of(self._broker_id)
+        return directory == UNASSIGNED_DIRECTORY or directory in self._log_dirs.online
 
     def _log_moved(self, place: TopicPartition) -> None:
+        self.on_misplaced()
         partition = self._held.get(place)
         if partition is not None:
             try:
@@ -291,13 +347,29 @@ class Replicas:
             return None
         if partition is None:
             partition = self._held[place] = self._make(topic, index)
+        self._compare_place(place, partition, state)
         if state.leader == self._broker_id:
             self.followed.forget(partition)
             partition.lead(state)
             return partition
         partition.follow(state)
-        self.followed.assign(partition)
+        if self._is_here(state):
+            if partition.open_log is not None and self._is_hopeless(place, partition.open_log):
+                partition.forget_log()
+            self.followed.assign(partition)
+        else:
+            self.followed.forget(partition)
         return None
+
+    def _compare_place(self, place: TopicPartition, partition: Partition, state: PartitionState) -> None:
+        """Have the controller told where a replica lies, where the image says something else."""
+        actual = self._log_dirs.whereabouts(place, partition.topic_id)
+        if actual is None:
+            return
+        if actual == state.directory_of(self._broker_id):
+            self._log_dirs.give_up_missing(place)
+        else:
+            self.on_misplaced()
 
     def _make(self, topic: TopicImage, index: int) -> Partition:
         place = TopicPartition(topic.name, index)
@@ -315,20 +387,23 @@ class Replicas:
         partition.min_insync_replicas = config.min_insync_replicas
         self._limit(partition, config)
         partition.wants_isr = self.wants_isr
-        partition.is_eligible = self._is_eligible
+        partition.is_eligible = lambda broker_id, broker_epoch: (
+            broker_id in partition.state.replicas
+            and may_be_in_sync(self._image, topic.name, partition.state, broker_id, broker_epoch)
+        )
         return partition
-
-    def _is_eligible(self, broker_id: int, broker_epoch: int) -> bool:
-        broker = self._image.brokers.get(broker_id)
-        return broker is not None and not broker.fenced and broker_epoch in {-1, broker.broker_epoch}
 
     def _open_log(self, place: TopicPartition, topic_id: uuid.UUID) -> Log:
         """The partition's log, new or as it was; one that was made for an earlier topic of that name is set aside.
 
-        A follower whose log is damaged begins anew with what its leader has. A leader never does: what is damaged
-        there may be the only copy.
+        A follower that nobody counts on, and whose log is damaged or gone, begins anew with what its leader has. A
+        leader never does: what is damaged there may be the only copy.
         """
         config = self._log_config(place.topic)
+        partition = self._held.get(place)
+        state = None if partition is None else partition.state
+        if state is not None and not self._is_here(state):
+            raise StorageError(f"the directory of {place} is not there")
         existing = self._log_dirs.get(place)
         if existing is not None:
             found_id = self._log_dirs.topic_id(place)
@@ -342,13 +417,19 @@ class Replicas:
                 logger.error("the log of %s is damaged, kept as %s, and fetched again from its leader", place, kept)
             else:
                 logger.warning("%s is a new topic; the log of an earlier one of that name is kept as %s", place, kept)
-        return self._log_dirs.create_log(place, topic_id, config)
+        elif self._log_dirs.is_missing(place, topic_id):
+            if state is None or self._is_counted_on(state) or state.leader in (NO_BROKER, self._broker_id):
+                raise LostLogError(f"the log of {place} is gone")
+            logger.error("the log of %s is gone, and is fetched again from its leader", place)
+            self._log_dirs.give_up_missing(place)
+        directory = UNASSIGNED_DIRECTORY if state is None else state.directory_of(self._broker_id)
+        return self._log_dirs.create_log(place, topic_id, config, directory)
 
     def _is_hopeless(self, place: TopicPartition, log: Log) -> bool:
         partition = self._held.get(place)
         if not isinstance(log.failure, CorruptLogError) or partition is None or partition.is_leader:
             return False
-        return self._broker_id not in partition.state.isr
+        return partition.state.leader != NO_BROKER and not self._is_counted_on(partition.state)
 
     def _remove(self, topic: TopicImage | None) -> None:
         if topic is None:  # created and deleted within one delta
@@ -460,7 +541,7 @@ def log_config(config: TopicConfig, *, internal: bool, producer_expiration_ms: i
 def _flush_mode(config: TopicConfig) -> FlushMode:
     """The mode that keeps every promise of flush.mode, flush.messages and flush.ms."""
     mode = FlushMode(config.flush_mode)
-    if config.flush_messages < LONG_MAX:
+    if config.flushes_before_promise:
         return FlushMode.GROUP
     if mode is FlushMode.OS and config.flush_ms < LONG_MAX:
         return FlushMode.INTERVAL

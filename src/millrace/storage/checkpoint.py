@@ -2,6 +2,7 @@
 
     a checkpoint:        "0\\n" version | "<count>\\n" | one line per entry, fields separated by one space
       per directory:     topic partition offset   (recovery-point-, log-start-, replication-, cleaner-offset-checkpoint)
+                         topic partition topic_id (logs)
       per partition:     epoch start_offset       (leader-epoch-checkpoint)
     partition.metadata:  "version: 0\\ntopic_id: <URL-safe base64 of the 16 bytes, unpadded>"
     .kafka_cleanshutdown: {"version":0,"brokerEpoch":N}: there only between a clean stop and the next start
@@ -12,8 +13,6 @@ is rebuilt by its owner.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
 import logging
 import uuid
@@ -22,7 +21,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from millrace.model import TopicPartition
+from millrace.model import TopicPartition, decode_uuid, encode_uuid
 from millrace.storage.files import Files
 
 logger = logging.getLogger(__name__)
@@ -31,6 +30,7 @@ RECOVERY_POINTS: Final = "recovery-point-offset-checkpoint"
 LOG_STARTS: Final = "log-start-offset-checkpoint"
 HIGH_WATERMARKS: Final = "replication-offset-checkpoint"
 CLEANED_OFFSETS: Final = "cleaner-offset-checkpoint"
+LOGS: Final = "logs-checkpoint"
 LEADER_EPOCHS: Final = "leader-epoch-checkpoint"
 PARTITION_METADATA: Final = "partition.metadata"
 CLEAN_SHUTDOWN: Final = ".kafka_cleanshutdown"
@@ -83,6 +83,21 @@ def render_offsets(offsets: Mapping[TopicPartition, int]) -> bytes:
     return render(f"{topic} {partition} {offset}" for (topic, partition), offset in offsets.items())
 
 
+def read_logs(files: Files, path: Path) -> dict[TopicPartition, uuid.UUID]:
+    """Which logs a directory had, and for which topics; empty where there is no file or it is damaged."""
+    entries = parse(files.read_bytes(path) or b"", 3) or ()
+    logs: dict[TopicPartition, uuid.UUID] = {}
+    for topic, partition, text in entries:
+        topic_id = decode_uuid(text)
+        if topic_id is not None and partition.isdecimal():
+            logs[TopicPartition(topic, int(partition))] = topic_id
+    return logs
+
+
+def render_logs(logs: Mapping[TopicPartition, uuid.UUID]) -> bytes:
+    return render(f"{topic} {partition} {encode_uuid(topic_id)}" for (topic, partition), topic_id in logs.items())
+
+
 def read_epochs(files: Files, path: Path) -> list[tuple[int, int]] | None:
     """The (epoch, start offset) pairs of a leader-epoch checkpoint; None where there is none or it is damaged."""
     data = files.read_bytes(path)
@@ -104,19 +119,6 @@ def render_epochs(entries: Iterable[tuple[int, int]]) -> bytes:
     return render(f"{epoch} {offset}" for epoch, offset in entries)
 
 
-def encode_uuid(value: uuid.UUID) -> str:
-    """Kafka's text form of an id: URL-safe base64 without padding."""
-    return base64.urlsafe_b64encode(value.bytes).decode().rstrip("=")
-
-
-def decode_uuid(text: str) -> uuid.UUID | None:
-    try:
-        raw = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
-    except (binascii.Error, ValueError):
-        return None
-    return uuid.UUID(bytes=raw) if len(raw) == 16 else None
-
-
 def render_partition_metadata(topic_id: uuid.UUID) -> bytes:
     return f"version: 0\ntopic_id: {encode_uuid(topic_id)}".encode()
 
@@ -134,6 +136,14 @@ def read_partition_metadata(files: Files, path: Path) -> uuid.UUID | None:
     if topic_id is None:
         logger.warning("%s is damaged; the topic id will be written again", path)
     return topic_id
+
+
+def read_clean_shutdown(data: bytes) -> int:
+    """The incarnation that stopped cleanly; -1 where the marker does not say."""
+    try:
+        return int(json.loads(data)["brokerEpoch"])
+    except (ValueError, KeyError, TypeError):
+        return -1
 
 
 def render_clean_shutdown(broker_epoch: int) -> bytes:

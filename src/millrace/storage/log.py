@@ -125,6 +125,8 @@ class Log:
         """Below it every key occurs once, if the topic is compacted; kept in the directory's checkpoint."""
         self.failure: StorageError | None = None
         """Why the log is offline: every use of it raises this."""
+        self.on_failure: Callable[[], object] | None = None
+        """Called when the log goes offline."""
         self.on_flushed: list[Callable[[], object]] = []
         """Called on the loop whenever `flushed` has advanced."""
         self.request_flush: RequestFlush | None = None
@@ -1143,6 +1145,8 @@ class Log:
         if self.failure is None:
             logger.error("%s is offline: %s", self.directory, error)
             self.failure = error
+            if self.on_failure is not None:
+                self.on_failure()
         self._loaded = False
 
     def prepare_close(self) -> None:

@@ -6,6 +6,7 @@
     <dir>/log-start-offset-checkpoint         where each log starts (DeleteRecords moves that inside a segment)
     <dir>/replication-offset-checkpoint       high watermarks, a hint for the next start
     <dir>/cleaner-offset-checkpoint           up to where compacted logs are clean, a hint for the next round
+    <dir>/logs-checkpoint                     which logs there are: one that is missing at the next start is lost
     <dir>/.kafka_cleanshutdown                only between a clean stop and the next start
     <dir>/<topic>-<partition>/                a log
     <dir>/<topic>-<partition>.<uuid>-delete/  a log on its way out
@@ -45,7 +46,16 @@ from typing import Final
 
 from millrace.clock import Clock
 from millrace.errors import ConfigError, CorruptLogError, StorageError
-from millrace.model import TopicPartition, invalid_topic_name_reason
+from millrace.model import (
+    FAILED_DIRECTORY,
+    LOST_DIRECTORY,
+    UNASSIGNED_DIRECTORY,
+    TopicPartition,
+    decode_uuid,
+    encode_uuid,
+    invalid_topic_name_reason,
+    new_topic_id,
+)
 from millrace.storage import checkpoint
 from millrace.storage.files import Files
 from millrace.storage.flusher import Flusher
@@ -99,7 +109,11 @@ class LogDirectory:
         self.path = path
         self.logs: dict[TopicPartition, Log] = {}
         self.failure: StorageError | None = None
-        self.directory_id = uuid.UUID(int=0)
+        self.directory_id = UNASSIGNED_DIRECTORY
+        self.clean_epoch = -1
+        """The incarnation of the broker that stopped cleanly here; -1 where none did."""
+        self.missing: dict[TopicPartition, uuid.UUID] = {}
+        """Logs that there were, and that were not found at the start."""
         self.flusher = Flusher(
             path.name, files=files, clock=clock, on_failure=self._flush_failed, checkpoint=self._recovery_points_later
         )
@@ -170,9 +184,11 @@ class LogDirectory:
 
     def render(self, name: str, offsets: Mapping[TopicPartition, int]) -> Callable[[], None]:
         """The call that writes `offsets`, as they are now, to a checkpoint; it may be made in another thread."""
-        number = next(self._renderings)
-        data = checkpoint.render_offsets(offsets)
         self.checkpointed.update(offsets)
+        return self._render(name, checkpoint.render_offsets(offsets))
+
+    def _render(self, name: str, data: bytes) -> Callable[[], None]:
+        number = next(self._renderings)
         return lambda: self._write(name, number, data)
 
     def _write(self, name: str, number: int, data: bytes) -> None:
@@ -182,6 +198,11 @@ class LogDirectory:
                 if data != last_data:
                     self._files.replace_bytes(self.path / name, data)
                 self._written[name] = (number, data)
+
+    def write_logs(self, topic_ids: Mapping[TopicPartition, uuid.UUID]) -> None:
+        """Checkpoint which logs there are. One counts from its first sync on: before, a power cut may take it away."""
+        made = {tp: topic_ids[tp] for tp, log in self.logs.items() if log.flushed_offset > 0 and tp in topic_ids}
+        self._render(checkpoint.LOGS, checkpoint.render_logs({**self.missing, **made}))()
 
     def write_offsets(self) -> None:
         """Checkpoint recovery points, start offsets and how far logs are compacted."""
@@ -221,6 +242,8 @@ class LogDirs:
         """Whether every directory was stopped cleanly."""
         self.on_failure: Callable[[LogDirectory], object] | None = None
         """Called when a directory goes offline."""
+        self.on_log_failure: Callable[[], object] | None = None
+        """Called when a log goes offline, alone or with its directory."""
         self.on_moved: Callable[[TopicPartition], object] | None = None
         """Called when a log has moved to another directory: `get` has another one now."""
         self.move_bytes_per_s: Callable[[], int] = lambda: _NO_LIMIT
@@ -232,7 +255,8 @@ class LogDirs:
         self._files = files
         self._cache = IndexCache()
         self._by_partition: dict[TopicPartition, LogDirectory] = {}
-        self._new_ids: dict[TopicPartition, uuid.UUID] = {}
+        self._topic_ids: dict[TopicPartition, uuid.UUID] = {}
+        """The topics that logs were made for, as far as they have been looked up."""
         self._remover: ThreadPoolExecutor | None = None
         for path in paths:
             directory = LogDirectory(path, files, clock)
@@ -301,13 +325,58 @@ class LogDirs:
         directory = self._by_partition.get(partition)
         if directory is None:
             return None
-        if partition in self._new_ids:
-            return self._new_ids[partition]
+        log = directory.logs[partition]
+        if log.create_directory is not None:
+            return self._topic_ids[partition]
         path = directory.path / str(partition) / checkpoint.PARTITION_METADATA
-        return checkpoint.read_partition_metadata(self._files, path)
+        topic_id = checkpoint.read_partition_metadata(self._files, path)
+        if topic_id is not None:
+            self._topic_ids[partition] = topic_id
+        return topic_id
 
-    def create_log(self, partition: TopicPartition, topic_id: uuid.UUID, config: LogConfig | None = None) -> Log:
-        """A log, new or the one that is there, in the directory chosen for it or the one with the fewest logs.
+    @property
+    def online(self) -> tuple[str, ...]:
+        """The ids of the directories that can be used."""
+        return tuple(each.directory_id for each in self.directories if each.failure is None)
+
+    @property
+    def clean_epoch(self) -> int:
+        """The incarnation of the broker that stopped cleanly in every directory that can be used; -1 if none did."""
+        epochs = {each.clean_epoch for each in self.directories if each.failure is None}
+        return epochs.pop() if len(epochs) == 1 else -1
+
+    def whereabouts(self, partition: TopicPartition, topic_id: uuid.UUID) -> str | None:
+        """The id of the directory in which a log lies; None where there is none yet, or none any more that was used.
+
+        FAILED_DIRECTORY for a log that is offline alone, LOST_DIRECTORY for one that is damaged or missing.
+        """
+        directory = self._by_partition.get(partition)
+        if directory is None:
+            return LOST_DIRECTORY if self.is_missing(partition, topic_id) else None
+        if directory.failure is not None:
+            return directory.directory_id
+        failure = directory.logs[partition].failure
+        if failure is None:
+            return directory.directory_id
+        return LOST_DIRECTORY if isinstance(failure, CorruptLogError) else FAILED_DIRECTORY
+
+    def is_missing(self, partition: TopicPartition, topic_id: uuid.UUID) -> bool:
+        """Whether there was a log of this partition that was not found at the start."""
+        return any(each.missing.get(partition) == topic_id for each in self.directories if each.failure is None)
+
+    def give_up_missing(self, partition: TopicPartition) -> None:
+        """A log is not expected any more where it was: the cluster knows where it lies, or there is a new one."""
+        for directory in self.directories:
+            directory.missing.pop(partition, None)
+
+    def create_log(
+        self,
+        partition: TopicPartition,
+        topic_id: uuid.UUID,
+        config: LogConfig | None = None,
+        directory_id: str = UNASSIGNED_DIRECTORY,
+    ) -> Log:
+        """A log, new or the one that is there, in the directory that is named or the one with the fewest logs.
 
         The disk is not touched: a log's directory and `partition.metadata` are made with its first record, and synced
         with it. A log that never had one is made again, by whoever knows the topics, after a restart.
@@ -321,10 +390,21 @@ class LogDirs:
         online = [directory for directory in self.directories if directory.failure is None]
         if not online:
             raise StorageError("no usable data directory")
-        directory = self._preferred.pop(partition, None)
-        if directory is None or directory.failure is not None:
-            directory = min(online, key=lambda candidate: len(candidate.logs))
+        named = [directory for directory in online if directory.directory_id == directory_id]
+        directory = min(named or online, key=lambda candidate: len(candidate.logs))
+        preferred = self._preferred.pop(partition, None)
+        if preferred is not None and preferred is not directory and preferred.failure is None:
+            self._expect(directory, partition, topic_id)
+            directory = preferred
         return self._create_in(directory, partition, topic_id, config)
+
+    def _expect(self, directory: LogDirectory, partition: TopicPartition, topic_id: uuid.UUID) -> None:
+        """A log will lie elsewhere than the cluster knows: until it does, `directory` must not look as if it had none.
+
+        `give_up_missing` ends this.
+        """
+        directory.missing[partition] = topic_id
+        directory.write_logs(self._topic_ids)
 
     def _create_in(
         self, directory: LogDirectory, partition: TopicPartition, topic_id: uuid.UUID, config: LogConfig | None
@@ -332,7 +412,7 @@ class LogDirs:
         directory.forget_checkpointed(partition)
         # A clean log from 0 to 0, which needs no look at the disk.
         log = self._add(directory, partition, config or self.config, LogState(clean=True))
-        self._new_ids[partition] = topic_id
+        self._topic_ids[partition] = topic_id
 
         def make() -> None:
             path = directory.path / str(partition)
@@ -340,7 +420,6 @@ class LogDirs:
             metadata = path / checkpoint.PARTITION_METADATA
             self._files.write_bytes(metadata, checkpoint.render_partition_metadata(topic_id))
             log.note_created([metadata], [path, directory.path])
-            self._new_ids.pop(partition, None)
 
         log.create_directory = make
         return log
@@ -350,10 +429,12 @@ class LogDirs:
         directory = self._by_partition[partition]
         path = directory.path / str(partition) / checkpoint.PARTITION_METADATA
         self._files.replace_bytes(path, checkpoint.render_partition_metadata(topic_id))
+        self._topic_ids[partition] = topic_id
 
     def delete_log(self, partition: TopicPartition) -> None:
         """Remove a log: its directory is renamed at once and emptied in the background. Unknown ones are ignored."""
         self._preferred.pop(partition, None)
+        self.give_up_missing(partition)
         self._moves.pop(partition, None)
         directory = self._by_partition.pop(partition, None)
         if directory is None:
@@ -362,7 +443,7 @@ class LogDirs:
         directory.flusher.forget(log)
         log.release()
         log.failure = StorageError(f"{partition} was deleted")
-        self._new_ids.pop(partition, None)
+        self._topic_ids.pop(partition, None)
         if log.create_directory is not None:
             return
         doomed = _aside(directory.path, partition, _DELETE_SUFFIX)
@@ -379,7 +460,7 @@ class LogDirs:
         directory.flusher.forget(log)
         log.release()
         log.failure = StorageError(f"{partition} was set aside")
-        self._new_ids.pop(partition, None)
+        self._topic_ids.pop(partition, None)
         if log.create_directory is not None:
             return None
         kept = _aside(directory.path, partition, _STRAY_SUFFIX)
@@ -398,6 +479,7 @@ class LogDirs:
         log.request_flush = directory.flusher.request
         log.discard = self._discard
         log.before_truncate = directory.write_offsets
+        log.on_failure = self._log_failed
         return log
 
     def _discard(self, paths: list[Path]) -> None:
@@ -536,7 +618,7 @@ class LogDirs:
     def _move_unwritten(self, move: _Move, log: Log) -> None:
         """A log without a record has nothing to copy: it will be made in the other directory."""
         partition = move.partition
-        source, topic_id = self._by_partition[partition], self._new_ids[partition]
+        source, topic_id = self._by_partition[partition], self._topic_ids[partition]
         move.target.forget_checkpointed(partition)
         del source.logs[partition]
         source.flusher.forget(log)
@@ -562,6 +644,9 @@ class LogDirs:
         target.render(checkpoint.RECOVERY_POINTS, {**target.recovery_points(), partition: state.recovery_point})()
         target.render(checkpoint.LOG_STARTS, {**target.start_offsets(), partition: state.start_offset})()
         doomed = _aside(source.path, partition, _DELETE_SUFFIX)
+        topic_id = self.topic_id(partition)
+        if topic_id is not None:
+            self._expect(source, partition, topic_id)
         files.rename(copy.path, new)
         moved = self._make(target, partition, log.config, state)
         moved.cleaned_offset = log.cleaned_offset
@@ -606,7 +691,9 @@ class LogDirs:
     def _load(self, directory: LogDirectory) -> None:
         files = self._files
         path = directory.path
-        clean = files.read_bytes(path / checkpoint.CLEAN_SHUTDOWN) is not None
+        marker = files.read_bytes(path / checkpoint.CLEAN_SHUTDOWN)
+        clean = marker is not None
+        directory.clean_epoch = -1 if marker is None else checkpoint.read_clean_shutdown(marker)
         points = checkpoint.read_offsets(files, path / checkpoint.RECOVERY_POINTS)
         starts = checkpoint.read_offsets(files, path / checkpoint.LOG_STARTS)
         cleaned = checkpoint.read_offsets(files, path / checkpoint.CLEANED_OFFSETS) or {}
@@ -644,6 +731,11 @@ class LogDirs:
                 except CorruptLogError:
                     # It says so itself (`Log.failure`), and it is offline alone.
                     continue
+        logs = checkpoint.read_logs(files, path / checkpoint.LOGS)
+        self._topic_ids.update({place: topic_id for place, topic_id in logs.items() if place in directory.logs})
+        directory.missing = {place: topic_id for place, topic_id in logs.items() if place not in directory.logs}
+        for place in directory.missing:
+            logger.error("the log of %s is missing in %s", place, path)
 
     def _replaces_other(self, directory: LogDirectory, partition: TopicPartition, state: LogState) -> bool:
         """A log is in two directories: a move was cut short, and the one with its mark counts; the other is deleted.
@@ -678,6 +770,7 @@ class LogDirs:
                 continue
             try:
                 directory.write_offsets()
+                directory.write_logs(self._topic_ids)
                 if high_watermarks is not None:
                     here = {tp: offset for tp, offset in high_watermarks.items() if tp in directory.logs}
                     directory.render(checkpoint.HIGH_WATERMARKS, here)()
@@ -691,6 +784,7 @@ class LogDirs:
                 here = {tp: offset for tp, offset in high_watermarks.items() if tp in directory.logs}
                 try:
                     directory.render(checkpoint.HIGH_WATERMARKS, here)()
+                    directory.write_logs(self._topic_ids)
                 except StorageError as error:
                     directory.fail(error)
 
@@ -797,6 +891,10 @@ class LogDirs:
             described.append(DirectoryDescription(directory.path, directory.failure, total, usable, tuple(logs)))
         return described
 
+    def _log_failed(self) -> None:
+        if self.on_log_failure is not None:
+            self.on_log_failure()
+
     def _directory_failed(self, directory: LogDirectory) -> None:
         if self.on_failure is not None:
             self.on_failure(directory)
@@ -834,9 +932,11 @@ def _check_meta(directory: LogDirectory, files: Files, node_id: int, cluster_id:
         raise ConfigError(f"{directory.path} belongs to broker {fields['node.id']}, this is broker {node_id}")
     if cluster_id is not None and fields.get("cluster.id", cluster_id) != cluster_id:
         raise ConfigError(f"{directory.path} belongs to cluster {fields['cluster.id']}, this is cluster {cluster_id}")
-    directory_id = checkpoint.decode_uuid(fields.get("directory.id", "")) or uuid.uuid4()
-    directory.directory_id = directory_id
-    wanted = {**fields, "version": "1", "node.id": str(node_id), "directory.id": checkpoint.encode_uuid(directory_id)}
+    known = decode_uuid(fields.get("directory.id", ""))
+    if known is None:
+        logger.info("%s is new: replicas that lay here before are not expected in it", directory.path)
+    directory.directory_id = encode_uuid(known or new_topic_id())
+    wanted = {**fields, "version": "1", "node.id": str(node_id), "directory.id": directory.directory_id}
     if cluster_id is not None:
         wanted["cluster.id"] = cluster_id
     if wanted != fields:

@@ -106,6 +106,7 @@ class ApiKey(IntEnum):
     DESCRIBE_SHARE_GROUP_OFFSETS = 90
     ALTER_SHARE_GROUP_OFFSETS = 91
     DELETE_SHARE_GROUP_OFFSETS = 92
+    GET_REPLICA_LOG_INFO = 93
 
 
 # From which version on an API's request and response use the flexible encoding, and so which header they have. The
@@ -198,4 +199,5 @@ FLEXIBLE_FROM: Final[dict[int, int]] = {
     ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS: 0,
     ApiKey.ALTER_SHARE_GROUP_OFFSETS: 0,
     ApiKey.DELETE_SHARE_GROUP_OFFSETS: 0,
+    ApiKey.GET_REPLICA_LOG_INFO: 0,
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -15,6 +14,7 @@ from millrace.client.cluster import EARLIEST, LATEST, ClusterClient
 from millrace.client.settings import ClientSettings
 from millrace.clock import ManualClock
 from millrace.errors import ApiError, ErrorCode
+from millrace.local.children import free_ports
 from millrace.model import TopicPartition
 from millrace.records.batch import split
 from millrace.records.decode import Record, decode_records
@@ -177,8 +177,7 @@ def test_a_missing_topic_is_told_after_a_short_grace(cluster: Cluster) -> None:
 
 
 def test_nobody_there() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    (port,) = free_ports("127.0.0.1", 1)
     with ClusterClient(settings_for(f"127.0.0.1:{port}", default_api_timeout_ms="30")) as client:
         for attempt, what in (
             (client.topics, "metadata"),
@@ -193,8 +192,7 @@ def test_nobody_there() -> None:
 
 
 def test_a_second_bootstrap_server_is_tried(cluster: Cluster) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    (port,) = free_ports("127.0.0.1", 1)
     with ClusterClient(settings_for(f"127.0.0.1:{port},{cluster.bootstrap_servers}")) as client:
         assert "t" in client.topics()
 

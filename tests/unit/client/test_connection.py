@@ -17,6 +17,7 @@ from millrace.client.blocking import BlockingConnection
 from millrace.client.connection import Connection
 from millrace.clock import ManualClock
 from millrace.errors import ApiError, ErrorCode, ProtocolError
+from millrace.local.children import free_ports
 from millrace.wire.codec import decode, encode
 from millrace.wire.frame import RequestHeader, encode_response, read_request_header
 from millrace.wire.keys import ApiKey
@@ -215,8 +216,7 @@ def test_a_broker_that_refuses_for_ever(start: Any, connect: Any) -> None:
 
 
 def test_nobody_listens(connect: Any) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    (port,) = free_ports("127.0.0.1", 1)
     with pytest.raises(ApiError) as caught:
         connect(port).request(HeartbeatRequest())
     assert caught.value.code is ErrorCode.NETWORK_EXCEPTION

@@ -11,11 +11,12 @@ import pytest
 from millrace.cluster.elections import (
     ElectionKind,
     IsrProposal,
+    TopicRules,
     plan_brokers,
+    plan_by_settings,
     plan_elections,
     plan_isr,
-    plan_unclean,
-    unclean_topics,
+    topic_rules,
 )
 from millrace.cluster.image import ClusterImage
 from millrace.cluster.planning import Plan
@@ -99,22 +100,22 @@ def test_a_registration_that_the_image_has_is_no_change() -> None:
 def test_an_unclean_election_only_where_the_topic_allows_it() -> None:
     image = cluster(PartitionState((1, 2), (1,), 1, 5, 9))
     assert after(image, plan_brokers(image, fence={1: 101})).leader == -1
-    plan = plan_brokers(image, fence={1: 101}, allows_unclean=lambda _: True)
+    plan = plan_brokers(image, fence={1: 101}, rules_of=lambda _: TopicRules(unclean=True))
     assert after(image, plan) == PartitionState((1, 2), (2,), 2, 6, 10)
 
 
 def test_who_allows_unclean_elections() -> None:
     image = cluster(HEALTHY)
-    assert not unclean_topics(image, BrokerConfig())("t")
-    assert unclean_topics(image, BrokerConfig({"unclean.leader.election.enable": "true"}))("t")
+    assert not topic_rules(image, BrokerConfig())("t").unclean
+    assert topic_rules(image, BrokerConfig({"unclean.leader.election.enable": "true"}))("t").unclean
     setting = ConfigChanged(ResourceType.TOPIC, "t", (("unclean.leader.election.enable", "true"),))
-    assert unclean_topics(image.apply((setting,)), BrokerConfig())("t")
+    assert topic_rules(image.apply((setting,)), BrokerConfig())("t").unclean
 
 
 def test_a_topic_that_comes_to_allow_it_gets_a_leader() -> None:
     image = cluster(PartitionState((1, 2), (1,), -1, 5, 9), fenced=(1,))
-    assert not plan_unclean(image, lambda _: False).changes
-    plan = plan_unclean(image, lambda _: True)
+    assert not plan_by_settings(image, lambda _: TopicRules()).changes
+    plan = plan_by_settings(image, lambda _: TopicRules(unclean=True))
     assert plan.results == 1 and after(image, plan) == PartitionState((1, 2), (2,), 2, 6, 10)
 
 
@@ -256,7 +257,7 @@ def test_a_move_that_left_only_new_replicas_in_sync_cannot_be_taken_back() -> No
     image = cluster(state)
     plan = plan_reassignments(image, [CANCEL])
     assert plan.results[0] is not None and plan.results[0].code is ErrorCode.INVALID_REPLICA_ASSIGNMENT
-    plan = plan_reassignments(image, [CANCEL], allows_unclean=lambda _: True)
+    plan = plan_reassignments(image, [CANCEL], rules_of=lambda _: TopicRules(unclean=True))
     assert after(image, plan) == PartitionState((1,), (1,), 1, 6, 10)
 
 

@@ -30,6 +30,8 @@ def test_what_brokers_say_to_each_other_is_served_and_not_advertised() -> None:
         ApiKey.ALTER_PARTITION,
         ApiKey.BROKER_HEARTBEAT,
         ApiKey.ALLOCATE_PRODUCER_IDS,
+        ApiKey.ASSIGN_REPLICAS_TO_DIRS,
+        ApiKey.GET_REPLICA_LOG_INFO,
         ApiKey.INITIALIZE_SHARE_GROUP_STATE,
         ApiKey.READ_SHARE_GROUP_STATE,
         ApiKey.WRITE_SHARE_GROUP_STATE,

@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import pytest
 from kazoo.client import KazooClient
+from kazoo.security import make_acl
 
 from millrace.errors import ConfigError, StorageError
 from millrace.local.zookeeper import ZooKeeperServers
 from millrace.metadata import zookeeper as zookeeper_module
 from millrace.metadata.store import BrokerRegistration, Fenced, Membership, SessionState, Snapshot
-from millrace.metadata.zookeeper import CHUNK_BYTES, ZooKeeperStore, _StateQueue
+from millrace.metadata.zookeeper import CHUNK_BYTES, ZooKeeperStore
+from millrace.metadata.zookeeper_session import Operation, Refusal, _StateQueue
 from support.metadata import ENDPOINT
 from support.zookeeper import expire
 
@@ -489,6 +491,29 @@ async def test_an_expired_session_loses_everything_and_may_begin_again(
         await watching.aclose()
 
 
+async def test_an_election_is_not_won_by_a_session_that_ends_before_its_author_hears_of_it(
+    store: ZooKeeperStore, zookeeper_hosts: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = store._session
+    send = session.multi
+
+    async def send_and_expire(operations: Sequence[Operation]) -> Refusal | None:
+        monkeypatch.setattr(session, "multi", send)
+        refusal = await send(operations)
+        number = session.number
+        expire(store)
+        await until(lambda: _is(session.number != number))
+        return refusal
+
+    async with opened(zookeeper_hosts) as other:
+        monkeypatch.setattr(session, "multi", send_and_expire)
+        epoch = await elected(store)
+        found = await membership(other, lambda _: True)
+        assert (found.controller_id, found.controller_epoch) == (1, epoch)
+        assert epoch == 2, "the first one ended with its session"
+        assert await store.append(b"one", epoch) == 1
+
+
 async def test_expiry_is_never_skipped() -> None:
     queue = _StateQueue(CONNECTED)
 
@@ -580,6 +605,24 @@ async def test_damage_is_a_clear_error(raw: Any, zookeeper_hosts: str) -> None:
             raw.set("/metadata/deltas/d-0000000001", damage)
             with pytest.raises(StorageError, match="damaged"):
                 await deltas(store)
+
+
+async def test_what_is_not_allowed_is_a_clear_error(raw: Any, zookeeper_hosts: str) -> None:
+    async with opened(zookeeper_hosts) as store:
+        raw.set_acls("/brokers/ids", [make_acl("world", "anyone", read=True)])
+        raw.set_acls("/metadata/deltas", [make_acl("world", "anyone", create=True)])
+        async with asyncio.timeout(20):
+            with pytest.raises(StorageError, match="refuses a write: NoAuthError"):
+                await store.register(registration(1))
+            with pytest.raises(StorageError, match=r"refuses to read .*/metadata/deltas: NoAuthError"):
+                await store.end()
+
+
+async def test_znodes_that_are_gone_are_a_clear_error(raw: Any, zookeeper_hosts: str) -> None:
+    async with opened(zookeeper_hosts) as store:
+        raw.delete("/metadata/snapshot")
+        with pytest.raises(StorageError, match="lost the cluster's metadata: /metadata/snapshot"):
+            await store.end()
 
 
 @pytest.mark.parametrize("hosts", ["", ":2181", "a:b", "h:99999999"])

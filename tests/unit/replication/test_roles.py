@@ -273,13 +273,24 @@ def test_a_follower_promises_only_what_it_has_flushed(tmp_path: Path) -> None:
     assert one.partition.high_watermark.offset == 5
 
 
-def test_a_leader_whose_disk_failed_asks_to_be_replaced(trio: tuple[Replica, Replica, Replica]) -> None:
-    from millrace.errors import StorageError
-
-    one, _, _ = trio
+def test_while_somebody_else_is_eligible_nothing_is_committed(trio: tuple[Replica, Replica, Replica]) -> None:
+    one, two, three = trio
     one.partition.append(batch(1))
-    one.log.fail(StorageError("the disk is gone"))
-    assert one.partition.wanted_isr() == ((2, -1), (3, -1))
+    for follower in (two, three, two, three):
+        follower.fetch_from(one)
+    assert one.partition.high_watermark.offset == 1
+    # Whatever this broker's settings say of min.insync.replicas: the controller counts on broker 2.
+    state = replace(one.partition.state, isr=(1,), elr=(2,), partition_epoch=one.partition.state.partition_epoch + 1)
+    one.partition.lead(state)
+    one.partition.append(batch(1))
+    assert one.partition.high_watermark.offset == 1
+    with pytest.raises(ApiError, match="replicas are in sync"):
+        one.partition.check_in_sync()
+    one.partition.lead(replace(state, elr=(), partition_epoch=state.partition_epoch + 1))
+    one.partition.check_in_sync()
+    for follower in (two, three, two, three):
+        follower.fetch_from(one)
+    assert one.partition.high_watermark.offset == 2
 
 
 def test_large_answers_are_cut_to_fit_segments(trio: tuple[Replica, Replica, Replica]) -> None:

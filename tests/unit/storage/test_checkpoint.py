@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from millrace.model import TopicPartition
+from millrace.model import TopicPartition, decode_uuid, encode_uuid
 from millrace.storage import checkpoint
 from millrace.storage.epochs import LeaderEpochs
 from millrace.storage.files import Files
@@ -69,10 +69,10 @@ def test_epochs_must_increase(tmp_path: Path) -> None:
 def test_ids_are_in_kafkas_text_form() -> None:
     value = uuid.UUID("fbefbe00-0000-0000-0000-0000000000ff")
 
-    assert checkpoint.decode_uuid(checkpoint.encode_uuid(value)) == value
-    assert len(checkpoint.encode_uuid(value)) == 22 and "=" not in checkpoint.encode_uuid(value)
+    assert decode_uuid(encode_uuid(value)) == value
+    assert len(encode_uuid(value)) == 22 and "=" not in encode_uuid(value)
     for bad in ("", "a", "x" * 21, "!" * 22, "A" * 24):
-        assert checkpoint.decode_uuid(bad) is None
+        assert decode_uuid(bad) is None
 
 
 class TestLeaderEpochs:

@@ -82,6 +82,7 @@ PLACES: Final[dict[ApiKey, Place]] = {
     ApiKey.CONSUMER_GROUP_DESCRIBE: Place("consumer_groups", "ConsumerGroupDescribe"),
     ApiKey.GET_TELEMETRY_SUBSCRIPTIONS: Place("telemetry", "GetTelemetrySubscriptions"),
     ApiKey.PUSH_TELEMETRY: Place("telemetry", "PushTelemetry"),
+    ApiKey.ASSIGN_REPLICAS_TO_DIRS: Place("brokers", "AssignReplicasToDirs"),
     ApiKey.LIST_CONFIG_RESOURCES: Place("configs", "ListConfigResources"),
     ApiKey.DESCRIBE_TOPIC_PARTITIONS: Place("cluster", "DescribeTopicPartitions"),
     ApiKey.SHARE_GROUP_HEARTBEAT: Place("share_groups", "ShareGroupHeartbeat"),
@@ -98,6 +99,7 @@ PLACES: Final[dict[ApiKey, Place]] = {
     ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS: Place("share_groups", "DescribeShareGroupOffsets"),
     ApiKey.ALTER_SHARE_GROUP_OFFSETS: Place("share_groups", "AlterShareGroupOffsets"),
     ApiKey.DELETE_SHARE_GROUP_OFFSETS: Place("share_groups", "DeleteShareGroupOffsets"),
+    ApiKey.GET_REPLICA_LOG_INFO: Place("brokers", "GetReplicaLogInfo"),
 }
 
 _requests: dict[int, type[Request]] = {}

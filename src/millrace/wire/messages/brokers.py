@@ -5,7 +5,7 @@ from __future__ import annotations
 from uuid import UUID
 
 from millrace.wire.keys import ApiKey
-from millrace.wire.schema import Request, Response, array, boolean, int16, int32, int64, uuid
+from millrace.wire.schema import Request, Response, Struct, array, boolean, int16, int32, int64, uuid
 
 
 class BrokerHeartbeatRequest(Request, key=ApiKey.BROKER_HEARTBEAT, versions="0-2", flexible="0+"):
@@ -44,3 +44,72 @@ class AllocateProducerIdsResponse(Response, key=ApiKey.ALLOCATE_PRODUCER_IDS, ve
     error_code: int = int16()
     producer_id_start: int = int64()
     producer_id_len: int = int32()
+
+
+class AssignReplicasToDirsRequest(Request, key=ApiKey.ASSIGN_REPLICAS_TO_DIRS, versions="0", flexible="0+"):
+    """A broker says in which of its directories replicas lie."""
+
+    class PartitionData(Struct):
+        partition_index: int = int32()
+
+    class TopicData(Struct):
+        topic_id: UUID = uuid()
+        partitions: list[AssignReplicasToDirsRequest.PartitionData] = array("PartitionData")
+
+    class DirectoryData(Struct):
+        id_: UUID = uuid()
+        topics: list[AssignReplicasToDirsRequest.TopicData] = array("TopicData")
+
+    broker_id: int = int32()
+    broker_epoch: int = int64(default=-1)
+    directories: list[DirectoryData] = array(DirectoryData)
+
+
+class AssignReplicasToDirsResponse(Response, key=ApiKey.ASSIGN_REPLICAS_TO_DIRS, versions="0", flexible="0+"):
+    """Whether the controller took it."""
+
+    class PartitionData(Struct):
+        partition_index: int = int32()
+        error_code: int = int16()
+
+    class TopicData(Struct):
+        topic_id: UUID = uuid()
+        partitions: list[AssignReplicasToDirsResponse.PartitionData] = array("PartitionData")
+
+    class DirectoryData(Struct):
+        id_: UUID = uuid()
+        topics: list[AssignReplicasToDirsResponse.TopicData] = array("TopicData")
+
+    throttle_time_ms: int = int32()
+    error_code: int = int16()
+    directories: list[DirectoryData] = array(DirectoryData)
+
+
+class GetReplicaLogInfoRequest(Request, key=ApiKey.GET_REPLICA_LOG_INFO, versions="0", flexible="0+"):
+    """Asks a broker how far the logs of its replicas reach, whether it leads them or not (KIP-966)."""
+
+    class TopicPartitions(Struct):
+        topic_id: UUID = uuid(ignorable=True)
+        partitions: list[int] = array(int32)
+
+    topic_partitions: list[TopicPartitions] | None = array(TopicPartitions, nullable=True)
+
+
+class GetReplicaLogInfoResponse(Response, key=ApiKey.GET_REPLICA_LOG_INFO, versions="0", flexible="0+"):
+    """What the replicas have."""
+
+    class PartitionLogInfo(Struct):
+        partition: int = int32()
+        last_written_leader_epoch: int = int32()
+        current_leader_epoch: int = int32()
+        log_end_offset: int = int64()
+        error_code: int = int16()
+
+    class TopicPartitionLogInfo(Struct):
+        topic_id: UUID = uuid()
+        partition_log_info: list[GetReplicaLogInfoResponse.PartitionLogInfo] = array("PartitionLogInfo")
+
+    throttle_time_ms: int = int32()
+    broker_epoch: int = int64()
+    truncated: bool = boolean()
+    topic_partition_log_info_list: list[TopicPartitionLogInfo] = array(TopicPartitionLogInfo)
