@@ -52,6 +52,7 @@ from millrace.storage.boot import boot_id
 from millrace.storage.cleaner import Cleaner, CleanerSettings, Compactable
 from millrace.storage.files import Files
 from millrace.storage.logdirs import LogDirectory, LogDirs
+from millrace.tasks import Tasks
 from millrace.transactions.producer_ids import ProducerIds
 
 logger = logging.getLogger(__name__)
@@ -80,7 +81,7 @@ class Broker:
         self._files = files or Files()
         self._store = store
         self._listeners: list[Listener] = []
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks = Tasks(self.clock)
         self._stops: list[Callable[[], Coroutine[Any, Any, None]]] = []
         """What has been started, in order; `stop` runs it backwards."""
         self._lingers = True
@@ -92,7 +93,7 @@ class Broker:
 
     def _fail(self, reason: str) -> None:
         logger.critical("broker %d cannot go on: %s", self.config.broker_id, reason)
-        self.failure = reason
+        self.failure = self.failure or reason
         self.failed.set()
 
     def __repr__(self) -> str:
@@ -222,11 +223,11 @@ class Broker:
             await listener.serve()
         self._stops.append(self._stop_listening)
         self._stops.append(lambda: self._hand_over(controller))
-        self._spawn("disk reports", reports.run())
-        self._spawn("retention", self._keep_retention(replicas))
-        self._spawn("compaction", self._cleaner(log_dirs, replicas).run())
-        self._spawn("checkpoints", self._keep_checkpoints(log_dirs))
-        self._spawn("high watermarks", self._keep_high_watermarks(log_dirs, replicas))
+        self._tasks.keep("disk reports", reports.run)
+        self._tasks.keep("retention", lambda: self._keep_retention(replicas))
+        self._tasks.keep("compaction", self._cleaner(log_dirs, replicas).run)
+        self._tasks.keep("checkpoints", lambda: self._keep_checkpoints(log_dirs))
+        self._tasks.keep("high watermarks", lambda: self._keep_high_watermarks(log_dirs, replicas))
         logger.info(
             "broker %d of cluster %s answers at %s", config.broker_id, controller.image.cluster_id, self.bootstrap
         )
@@ -242,11 +243,7 @@ class Broker:
         Clients are given a moment to learn who leads now; without `linger` they are not: the whole cluster stops.
         """
         self._lingers = linger
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
-        self._tasks.clear()
+        await self._tasks.stop()
         while self._stops:
             stop = self._stops.pop()
             try:
@@ -438,18 +435,18 @@ class Broker:
 
     # ------------------------------------------------------------------------------------------------------ background
 
-    def _spawn(self, name: str, work: Coroutine[Any, Any, None]) -> None:
-        self._tasks.append(asyncio.get_running_loop().create_task(work, name=name))
-
     async def _keep_retention(self, replicas: Replicas) -> None:
         """Let go of what retention no longer wants, a partition at a time so that the loop stays free."""
         while True:
             await self.clock.sleep(self.config.get_int("log.retention.check.interval.ms") / 1000)
             for partition in replicas:
-                try:
-                    partition.enforce_retention()
-                except StorageError as error:
-                    logger.error("retention of %r: %s", partition, error)  # noqa: TRY400
+                if replicas.held(partition.topic, partition.index) is partition:  # not deleted since the sweep began
+                    try:
+                        partition.enforce_retention()
+                    except MillraceError as error:
+                        logger.error("retention of %r: %s", partition, error)  # noqa: TRY400
+                    except Exception:  # of one log: the others go on
+                        logger.exception("retention of %r", partition)
                 await asyncio.sleep(0)
 
     def _cleaner(self, log_dirs: LogDirs, replicas: Replicas) -> Cleaner:
@@ -457,8 +454,11 @@ class Broker:
             for partition in replicas:
                 try:
                     log = partition.compactable_log()
-                except StorageError as error:
+                except MillraceError as error:
                     logger.error("compaction of %r: %s", partition, error)  # noqa: TRY400
+                    continue
+                except Exception:  # of one log: the others go on
+                    logger.exception("compaction of %r", partition)
                     continue
                 if log is not None:
                     key = TopicPartition(partition.topic, partition.index)

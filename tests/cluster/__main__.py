@@ -20,6 +20,7 @@ from rich.table import Table
 from cluster import failover
 from cluster.faults import ROWS, Row
 from cluster.group_faults import GROUP_ROWS
+from cluster.link_faults import LINK_ROWS
 from cluster.queue_faults import QUEUE_ROWS
 from cluster.rounds import Clusters, Result, Scale
 from support.cluster_processes import ClusterProcesses
@@ -112,7 +113,7 @@ def main() -> int:
         return failover.measure(console)
     session = Session(console, options.only, options.seed, options.keep)
     rows = []
-    for row in (*ROWS, *GROUP_ROWS, *QUEUE_ROWS):
+    for row in (*ROWS, *LINK_ROWS, *GROUP_ROWS, *QUEUE_ROWS):
         scale = row.short if options.short else dataclasses.replace(row.full, acked=row.acked)
         results = run_row(row, scale, options.rounds or row.rounds, session)
         rows.append((row, results))

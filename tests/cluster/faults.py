@@ -309,6 +309,8 @@ class Variant:
     proxied: bool = False
     settings: tuple[tuple[str, str], ...] = ()
     """Of the brokers, besides those that every round has."""
+    short: bool = True
+    """Whether it is among the short rounds of `make test-cluster`, too."""
 
     def layout(self, scale: Scale) -> Layout:
         # A follower that is cut off shall leave the ISR within the round, not after the default of half a minute.

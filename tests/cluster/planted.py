@@ -4,12 +4,15 @@ Each bug is one that a broker of this kind has had somewhere; a fault test that 
 patch is made in the process before the broker starts. `nothing` plants nothing, `power-loss` only gives the broker a
 disk that forgets what was not synced when its standard input says so.
 
+In a network that can be cut the names of the other brokers lead to this broker's own links (`support.tcp_proxy`).
+
 The process dies with its parent, whatever happens to that: brokers must not outlive a test that was killed.
 """
 
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import signal
 import sys
@@ -22,6 +25,7 @@ from typing import Any, Final
 from support.disk import FaultyFiles
 
 POWER_CUT: Final = b"power cut\n"
+LINKS: Final = "MILLRACE_TEST_LINKS"
 _PR_SET_PDEATHSIG: Final = 1
 _POWER_CUT_STATUS: Final = 137
 
@@ -211,12 +215,27 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def call_by_links(links: dict[str, int]) -> None:
+    """Calls to each of these names go to its port on this machine, whatever port the caller has in mind."""
+    from millrace.client.connection import Connection
+
+    connect = Connection._connect
+
+    async def by_link(self: Connection, ssl: Any) -> None:
+        if self.host in links:
+            self.host, self.port = "127.0.0.1", links[self.host]
+        await connect(self, ssl)
+
+    Connection._connect = by_link  # type: ignore[method-assign]
+
+
 def main(arguments: list[str]) -> None:
     name, separator, *command = arguments
     if separator != "--" or name not in BUGS:
         sys.exit(f"usage: planted.py {'|'.join(BUGS)} -- millrace arguments")
     die_with_parent()
     BUGS[name]()
+    call_by_links(json.loads(os.environ.get(LINKS, "{}")))
     from millrace import cli
 
     sys.argv = ["millrace", *command]

@@ -203,6 +203,25 @@ class Clients:
                 stream.close()
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a fault may cost, where that is known."""
+
+    controller_epoch: int
+    """The last one that the round may end with."""
+    pause_s: float
+    """The longest time that a partition goes without an acknowledgement."""
+
+    def exceeded(self, controller_epoch: int, pause_s: float) -> list[str]:
+        problems = []
+        if controller_epoch > self.controller_epoch:
+            changes = controller_epoch - self.controller_epoch
+            problems.append(f"the office of the controller changed hands {changes} times more than it may")
+        if pause_s > self.pause_s:
+            problems.append(f"a partition was not written for {pause_s:.1f} s; the limit is {self.pause_s:.1f} s")
+        return problems
+
+
 @dataclass(slots=True)
 class Stage:
     """What a fault acts on."""
@@ -214,6 +233,7 @@ class Stage:
     rng: random.Random
     marks: list[str] = field(default_factory=list)
     """What was done, for the reader of a failure."""
+    limits: Limits | None = None
 
     def leader(self, index: int = 0) -> int:
         return self.cluster.leader(self.topic, index)
@@ -332,7 +352,10 @@ def judge(stage: Stage, result: Result) -> list[Event]:
     events = read_histories(stage.clients.histories())
     result.report = check(events)
     if cluster.zookeeper is not None:
-        result.failures += check_log(read_log(cluster.zookeeper.hosts))
+        log = read_log(cluster.zookeeper.hosts)
+        result.failures += check_log(log)
+        if stage.limits is not None:
+            result.failures += stage.limits.exceeded(log[-1].controller_epoch, result.report.longest_pause_s)
     for index, end in ends.items():
         result.failures += compare(replica_directories(cluster, topic, index), end)
     return events

@@ -1,4 +1,4 @@
-"""Every fault of the table, once, in a small size: nothing acknowledged is lost, doubled, moved or different anywhere.
+"""The faults of the table, once each and small: nothing acknowledged is lost, doubled, moved or different anywhere.
 
 `make faults` runs the same faults in full size and prints the table (`cluster.__main__`).
 """
@@ -10,13 +10,14 @@ from collections.abc import Iterator
 import pytest
 
 from cluster.faults import ROWS, Variant
+from cluster.link_faults import LINK_ROWS
 from cluster.rounds import SHORT, Clusters, run_round
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 
 # Equal layouts side by side: they share a running cluster.
 VARIANTS = sorted(
-    (variant for row in ROWS for variant in row.variants),
+    (variant for row in (*ROWS, *LINK_ROWS) for variant in row.variants if variant.short),
     key=lambda variant: (variant.proxied, variant.zookeeper_nodes),
 )
 

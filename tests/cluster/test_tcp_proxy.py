@@ -1,10 +1,9 @@
-"""The network that can be cut, between a listener that echoes and callers that introduce themselves."""
+"""The network that can be cut, between a listener that echoes and callers."""
 
 from __future__ import annotations
 
 import queue
 import socket
-import struct
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -68,16 +67,16 @@ def network(echo: Echo) -> Iterator[Network]:
         yield running
 
 
-def introduced(port: int, client_id: bytes) -> socket.socket:
-    """A connection that has sent the beginning of a Kafka request, and has read the echo of it."""
-    peer = introducing(port, client_id)
-    assert receive(peer) != b""
+def called(port: int) -> socket.socket:
+    """A connection that has sent something, and has read the echo of it."""
+    peer = calling(port)
+    assert receive(peer) == b"HELLO"
     return peer
 
 
-def introducing(port: int, client_id: bytes) -> socket.socket:
+def calling(port: int) -> socket.socket:
     peer = socket.create_connection(("127.0.0.1", port), timeout=10)
-    peer.sendall(struct.pack(">ihhih", 10 + len(client_id), 1, 12, 7, len(client_id)) + client_id)
+    peer.sendall(b"hello")
     return peer
 
 
@@ -95,15 +94,14 @@ def silent(peer: socket.socket) -> bool:
 
 
 def test_bytes_pass_both_ways_from_the_first_on(network: Network, echo: Echo) -> None:
-    with introducing(network.door_to_broker(2, echo.port), b"broker-1") as peer:
-        assert receive(peer) == struct.pack(">ihhih", 18, 1, 12, 7, 8) + b"BROKER-1"
+    with called(network.link("1", "2", echo.port)) as peer:
         peer.sendall(b"more")
         assert receive(peer) == b"MORE"
 
 
 @pytest.mark.parametrize(("source", "target"), [("1", "2"), ("2", "1")])
 def test_a_block_holds_one_way_and_delivers_late(network: Network, echo: Echo, source: str, target: str) -> None:
-    with introduced(network.door_to_broker(2, echo.port), b"broker-1") as peer:
+    with called(network.link("1", "2", echo.port)) as peer:
         network.block(source, target)
         peer.sendall(b"held")
         assert silent(peer)
@@ -112,8 +110,10 @@ def test_a_block_holds_one_way_and_delivers_late(network: Network, echo: Echo, s
 
 
 def test_a_block_is_for_one_pair(network: Network, echo: Echo) -> None:
-    door = network.door_to_broker(2, echo.port)
-    with introduced(door, b"broker-1") as blocked, introduced(door, b"broker-3") as other:
+    with (
+        called(network.link("1", "2", echo.port)) as blocked,
+        called(network.link("3", "2", echo.port)) as other,
+    ):
         network.cut("1", ["2"])
         blocked.sendall(b"one")
         other.sendall(b"three")
@@ -122,44 +122,59 @@ def test_a_block_is_for_one_pair(network: Network, echo: Echo) -> None:
 
 
 def test_a_new_connection_across_a_cut_is_accepted_and_silent(network: Network, echo: Echo) -> None:
-    door = network.door_to_broker(2, echo.port)
+    port = network.link("3", "2", echo.port)
     network.cut("2", ["1", "3"])
-    with introducing(door, b"broker-3") as peer:
+    with calling(port) as peer:
         assert silent(peer)
         network.heal()
-        assert receive(peer).endswith(b"BROKER-3")
+        assert receive(peer) == b"HELLO"
 
 
 def test_what_a_caller_sent_before_it_gave_up_arrives_late(network: Network, echo: Echo) -> None:
     network.block("1", "2")
-    introducing(network.door_to_broker(2, echo.port), b"broker-1").close()
+    calling(network.link("1", "2", echo.port)).close()
     with pytest.raises(queue.Empty):
         echo.heard.get(timeout=SILENCE_S)
     network.heal()
-    assert echo.heard.get(timeout=10).endswith(b"broker-1")
-
-
-def test_a_caller_without_a_broker_name_is_not_blocked(network: Network, echo: Echo) -> None:
-    network.cut("1", ["2"])
-    with introduced(network.door_to_broker(2, echo.port), b"rdkafka") as peer:
-        peer.sendall(b"x")
-        assert receive(peer) == b"X"
+    assert echo.heard.get(timeout=10) == b"hello"
 
 
 def test_the_way_to_zookeeper_belongs_to_one_broker(network: Network, echo: Echo) -> None:
-    doors = {broker_id: network.door_to_zookeeper(broker_id, echo.port) for broker_id in (1, 2)}
+    links = {node: network.link(node, ZOOKEEPER, echo.port) for node in ("1", "2")}
     network.cut("1", [ZOOKEEPER])
-    with (
-        socket.create_connection(("127.0.0.1", doors[1])) as cut,
-        socket.create_connection(("127.0.0.1", doors[2])) as other,
-    ):
-        cut.sendall(b"ruok")
-        other.sendall(b"ruok")
-        assert receive(other) == b"RUOK"
+    with calling(links["1"]) as cut, calling(links["2"]) as other:
+        assert receive(other) == b"HELLO"
         assert silent(cut)
+
+
+def test_a_refusal_is_a_real_one_for_one_caller_in_one_direction(network: Network, echo: Echo) -> None:
+    links = {pair: network.link(*pair, echo.port) for pair in (("1", "2"), ("2", "1"), ("3", "2"))}
+    with called(links["1", "2"]) as reset, called(links["2", "1"]) as back, called(links["3", "2"]) as other:
+        network.refuse("1", "2")
+        with pytest.raises(ConnectionResetError):
+            receive(reset)
+        with pytest.raises(ConnectionRefusedError):
+            calling(links["1", "2"])
+        for peer in (back, other):
+            peer.sendall(b"on")
+            assert receive(peer) == b"ON"
+    network.heal()
+    called(links["1", "2"]).close()
+
+
+def test_a_refusal_both_ways_can_be_made_twice_and_healed_once(network: Network, echo: Echo) -> None:
+    links = [network.link("1", "2", echo.port), network.link("2", "1", echo.port)]
+    network.refuse_both_ways("1", ["2"])
+    network.refuse("2", "1")
+    for port in links:
+        with pytest.raises(ConnectionRefusedError):
+            calling(port)
+    network.heal()
+    for port in links:
+        called(port).close()
 
 
 def test_a_dead_target_is_a_reset(network: Network, echo: Echo) -> None:
     echo.stop_listening()
-    with introducing(network.door_to_broker(2, echo.port), b"broker-1") as peer, pytest.raises(ConnectionError):
+    with calling(network.link("1", "2", echo.port)) as peer, pytest.raises(ConnectionError):
         receive(peer)

@@ -27,6 +27,9 @@ from support.disk import FaultyFiles, fast_directory
 
 CONFIG = LogConfig(flush_mode=FlushMode.GROUP, segment_bytes=2000, index_interval_bytes=200)
 
+PAGE_BYTES = 256
+"""Small enough for several in a segment of these tests."""
+
 
 @pytest.fixture
 def root() -> Iterator[Path]:
@@ -56,10 +59,12 @@ def survivors(rng: random.Random, mode: str):  # type: ignore[no-untyped-def]
         if mode == "prefix":
             return durable + current[len(durable) : cut]
         # The file has its new length, but some of its pages never made it: they read as zeros.
-        tail = bytearray(current[len(durable) :])
-        hole = rng.randrange(len(tail))
-        tail[hole : hole + rng.randint(1, 600)] = bytes(len(tail[hole : hole + rng.randint(1, 600)]))
-        return durable + bytes(tail)
+        kept = bytearray(current)
+        for page in range(0, len(current), PAGE_BYTES):
+            start, end = max(page, len(durable)), min(page + PAGE_BYTES, len(current))
+            if start < end and rng.random() < 0.5:
+                kept[start:end] = bytes(end - start)
+        return bytes(kept)
 
     return torn
 

@@ -1,8 +1,8 @@
 """A cluster of real processes for fault tests: a real ZooKeeper, brokers, and between them a network that can be cut.
 
 Every broker has two listeners: CLIENT, direct, for the workload, and REPLICATION, which it advertises directly or, in a
-`proxied` layout, at a door of `support.tcp_proxy.Network`; there its way to ZooKeeper leads through a door of its own,
-too. A cluster without ZooKeeper nodes is one broker with its embedded store.
+`proxied` layout, by a name for which every other broker has a link of its own (`support.tcp_proxy.Network`); there its
+way to ZooKeeper leads through a link, too. A cluster without ZooKeeper nodes is one broker with its embedded store.
 
 Faults are methods; `restore` undoes all of them. Questions about leaders are asked with a Metadata request to one
 broker at a time, because brokers that cannot reach each other disagree, and that is the interesting case.
@@ -13,6 +13,7 @@ that lives as long as they should.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -35,7 +36,7 @@ from millrace.wire.keys import ApiKey
 from millrace.wire.messages.cluster import MetadataRequest, MetadataResponse
 from support.maven import ROOT
 from support.servers import HOST, ServerFailed
-from support.tcp_proxy import Network
+from support.tcp_proxy import ZOOKEEPER, Network, broker_host, broker_node
 
 T = TypeVar("T")
 
@@ -47,6 +48,7 @@ _METADATA_VERSION: Final = 9
 _READY: Final = re.compile(rb"^ready bootstrap=\S+", re.MULTILINE)
 _LAUNCHER: Final = ROOT / "tests" / "cluster" / "planted.py"
 POWER_CUT: Final = b"power cut\n"
+LINKS: Final = "MILLRACE_TEST_LINKS"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,8 @@ class BrokerProcess:
         self.data = self.directory / "data"
         self.log_path = self.directory / "log"
         self.paused = False
+        self.links: dict[str, int] = {}
+        """The ports behind the names of other brokers, as this one sees them."""
         self._config_path = self.directory / "server.properties"
         self._planted = planted
         self._process: subprocess.Popen[bytes] | None = None
@@ -122,6 +126,7 @@ class BrokerProcess:
         command = [sys.executable, str(_LAUNCHER), self._planted, "--", "broker", "--config", str(self._config_path)]
         path = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
         environment = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
+        environment[LINKS] = json.dumps(self.links)
         self._log_start = self.log_path.stat().st_size if self.log_path.exists() else 0
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
@@ -250,6 +255,7 @@ class ClusterProcesses:
             self.zookeeper = ZooKeeperServers(self.home / "zookeeper", nodes=self.layout.zookeeper_nodes)
             self.zookeeper.start()
         for broker in self.brokers.values():
+            broker.links = self._links_of(broker.broker_id)
             broker.configure(self._settings(broker))
         self.start_brokers(self.brokers)
 
@@ -405,15 +411,13 @@ class ClusterProcesses:
     # --- settings -----------------------------------------------------------------------------------------------------
 
     def _settings(self, broker: BrokerProcess) -> dict[str, str]:
-        door = broker.replication_port
-        if self.network is not None:
-            door = self.network.door_to_broker(broker.broker_id, broker.replication_port)
+        replication_host = HOST if self.network is None else broker_host(broker.broker_id)
         client = f"CLIENT://{broker.address}"
         several = self.layout.brokers > 1
         settings = {
             "broker.id": str(broker.broker_id),
             "listeners": f"{client},REPLICATION://{HOST}:{broker.replication_port}",
-            "advertised.listeners": f"{client},REPLICATION://{HOST}:{door}",
+            "advertised.listeners": f"{client},REPLICATION://{replication_host}:{broker.replication_port}",
             "listener.security.protocol.map": "CLIENT:PLAINTEXT,REPLICATION:PLAINTEXT",
             "inter.broker.listener.name": "REPLICATION",
             "log.dirs": str(broker.data),
@@ -431,7 +435,17 @@ class ClusterProcesses:
         if self.network is None:
             return self.zookeeper.hosts
         ports = [int(host.rpartition(":")[2]) for host in self.zookeeper.hosts.split(",")]
-        return ",".join(f"{HOST}:{self.network.door_to_zookeeper(broker_id, port)}" for port in ports)
+        node = broker_node(broker_id)
+        return ",".join(f"{HOST}:{self.network.link(node, ZOOKEEPER, port)}" for port in ports)
+
+    def _links_of(self, broker_id: int) -> dict[str, int]:
+        if self.network is None:
+            return {}
+        return {
+            broker_host(other): self.network.link(broker_node(broker_id), broker_node(other), broker.replication_port)
+            for other, broker in self.brokers.items()
+            if other != broker_id
+        }
 
 
 def wait_for(probe: Callable[[], T | None], timeout_s: float, failure: str, *, pause_s: float = _PAUSE_S) -> T:

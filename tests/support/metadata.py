@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from hypothesis import strategies as st
 
+from millrace.cluster.channel import broker_named
 from millrace.cluster.controller import Controller, IsrProposal
 from millrace.cluster.image import ClusterImage
 from millrace.cluster.planning import NewTopic
@@ -213,7 +214,7 @@ class ControlServer:
                 request, _ = decode(request_class(ApiKey(header.api_key)), header.api_version, frame, pos)
                 self.asked.append(request)
                 await self.answering.wait()
-                answer = await self._answer(request)
+                answer = await self._answer(request, broker_named(header.client_id))
                 writer.write(encode_response(header.correlation_id, header.api_version, answer))
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             pass
@@ -221,7 +222,7 @@ class ControlServer:
             del self._writers[writer]
             writer.close()
 
-    async def _answer(self, request: Request) -> Response:
+    async def _answer(self, request: Request, caller: int | None) -> Response:
         controller = self.controller
         assert controller is not None
         try:
@@ -233,7 +234,11 @@ class ControlServer:
                     return AllocateProducerIdsResponse(producer_id_start=block.start, producer_id_len=len(block))
                 case BrokerHeartbeatRequest():
                     beat = await controller.heartbeat(
-                        request.broker_id, request.broker_epoch, want_shut_down=request.want_shut_down
+                        request.broker_id,
+                        request.broker_epoch,
+                        caller=caller,
+                        want_fence=request.want_fence,
+                        want_shut_down=request.want_shut_down,
                     )
                     return BrokerHeartbeatResponse(error_code=beat.error, is_fenced=beat.is_fenced)
                 case CreateTopicsRequest():

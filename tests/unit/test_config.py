@@ -353,7 +353,9 @@ def test_a_file_with_overrides(tmp_path: Path) -> None:
     path.write_bytes("broker.id=3\nbroker.rack=caf\xe9\nlog.dirs=/a, /b\n".encode("latin-1"))
     config = BrokerConfig.load(path, {"broker.id": "4"})
     assert (config.broker_id, config.rack, config.log_dirs) == (4, "caf\xe9", ("/a", "/b"))
-    assert BrokerConfig.load().log_dirs == ("/tmp/millrace-logs",)
+    assert BrokerConfig.load(None, {"log.dir": "/c"}).log_dirs == ("/c",)
+    with pytest.raises(ConfigError, match=r"log\.dirs is not set"):
+        _ = BrokerConfig.load().log_dirs
     with pytest.raises(ConfigError, match="cannot read"):
         BrokerConfig.load(tmp_path / "missing.properties")
 

@@ -243,7 +243,7 @@ def _snapshot(path: Path, _records: bool) -> Iterator[Entry]:
             "producer_id": producer.producer_id,
             "producer_epoch": producer.epoch,
             "coordinator_epoch": producer.coordinator_epoch,
-            "last_timestamp": producer.last_timestamp_ms,
+            "last_timestamp": producer.heard_ms,
             "transaction_first_offset": producer.transaction_first_offset,
             "last_sequence": producer.last_sequence,
             "last_offset": producer.last_offset,

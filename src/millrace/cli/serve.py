@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from millrace.cli.output import CommandError
 
@@ -77,6 +77,7 @@ async def _serve(config: BrokerConfig, pid_file: Path | None) -> str | None:
     import asyncio
 
     from millrace.broker import Broker
+    from millrace.tasks import awaited
 
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
@@ -94,7 +95,7 @@ async def _serve(config: BrokerConfig, pid_file: Path | None) -> str | None:
     try:
         _write_pid(pid_file)
         print(f"ready bootstrap={broker.bootstrap}", flush=True)
-        waiting = [loop.create_task(event.wait()) for event in (stopping, broker.failed)]
+        waiting = [awaited(event.wait()) for event in (stopping, broker.failed)]
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         for task in waiting:
             task.cancel()
@@ -108,7 +109,10 @@ async def _started(broker: Broker, stopping: asyncio.Event) -> bool:
     """Start the broker, unless a signal comes first: a start may wait long for ZooKeeper or for other brokers."""
     import asyncio
 
-    start, stop = asyncio.ensure_future(broker.start()), asyncio.ensure_future(stopping.wait())
+    from millrace.tasks import awaited
+
+    start: asyncio.Future[Any] = awaited(broker.start())
+    stop: asyncio.Future[Any] = awaited(stopping.wait())
     await asyncio.wait({start, stop}, return_when=asyncio.FIRST_COMPLETED)
     stop.cancel()
     if not start.done():

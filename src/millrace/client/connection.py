@@ -16,6 +16,7 @@ from millrace.client import versions
 from millrace.client.stream import Stream, Waiting
 from millrace.clock import Clock, SystemClock
 from millrace.errors import ApiError, ErrorCode
+from millrace.tasks import awaited
 from millrace.wire.frame import RequestHeader, decode_response, encode_request
 from millrace.wire.messages import response_class
 from millrace.wire.messages.api_versions import ApiVersionsRequest
@@ -118,7 +119,7 @@ class Connection:
 
     async def _connect(self, ssl: SSLContext | None) -> None:
         loop = asyncio.get_running_loop()
-        connecting = loop.create_task(loop.create_connection(lambda: self._stream, self.host, self.port, ssl=ssl))
+        connecting = awaited(loop.create_connection(lambda: self._stream, self.host, self.port, ssl=ssl))
         try:
             await self._within(connecting, None)
         except OSError as error:

@@ -19,6 +19,7 @@ from millrace.cluster.view import MetadataView
 from millrace.config import BrokerConfig
 from millrace.errors import ApiError, ErrorCode
 from millrace.metadata.deltas import Endpoint
+from millrace.tasks import awaited
 from millrace.wire.schema import Request
 
 T = TypeVar("T")
@@ -26,6 +27,7 @@ T = TypeVar("T")
 DEFAULT_TIMEOUT_S: Final = 10.0
 CONNECT_TIMEOUT_MS: Final = 2000
 PAUSE_S: Final = 0.05
+_CLIENT_ID: Final = "broker-"
 
 RETRIABLE: Final = frozenset({
     ErrorCode.NOT_CONTROLLER,
@@ -51,12 +53,18 @@ def inter_broker_endpoint(image: ClusterImage, broker_id: int, listener: str) ->
 
 def client_id(broker_id: int) -> str:
     """How a broker names itself on its connections to others."""
-    return f"broker-{broker_id}"
+    return f"{_CLIENT_ID}{broker_id}"
+
+
+def broker_named(client_id: str | None) -> int | None:
+    """The broker that names itself so; None for anybody else."""
+    number = (client_id or "").removeprefix(_CLIENT_ID)
+    return int(number) if number != client_id and number.isascii() and number.isdigit() else None
 
 
 async def within(clock: Clock, work: Awaitable[T], seconds: float) -> T:
     """What `work` returns, or ApiError REQUEST_TIMED_OUT; it is cancelled when the wait ends without it."""
-    task = asyncio.ensure_future(work)
+    task = awaited(work)
     expired = False
 
     def expire() -> None:
@@ -102,8 +110,8 @@ class ControllerChannel:
         connection = await self._connected(timeout_s)
         left_ms = max(1, round((deadline_s - self._clock.monotonic()) * 1000))
         asked_of = _office(self._view.image)
-        answer = asyncio.ensure_future(connection.request(message, version, timeout_ms=left_ms))
-        change = asyncio.ensure_future(self._view.wait_for(lambda image: _office(image) != asked_of))
+        answer = awaited(connection.request(message, version, timeout_ms=left_ms))
+        change = awaited(self._view.wait_for(lambda image: _office(image) != asked_of))
         try:
             await asyncio.wait([answer, change], return_when=asyncio.FIRST_COMPLETED)
             if answer.done():

@@ -14,11 +14,9 @@ Owner: the event loop. `load` comes first (the image as it was), then `start` (a
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
 import uuid
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -56,7 +54,7 @@ from millrace.cluster.reassignments import Reassignment, completed, plan_reassig
 from millrace.cluster.view import ImageListener, MetadataView
 from millrace.cluster.writer import MetadataWriter, not_controller
 from millrace.config import BrokerConfig
-from millrace.errors import ApiError, ErrorCode
+from millrace.errors import ApiError, ErrorCode, StorageError
 from millrace.metadata.deltas import (
     NO_DIRECTORIES,
     BrokerUnregistered,
@@ -67,6 +65,7 @@ from millrace.metadata.deltas import (
 )
 from millrace.metadata.store import BrokerRegistration, MetadataStore
 from millrace.model import ZERO_UUID, TopicPartition, decode_uuid
+from millrace.tasks import Tasks
 from millrace.wire.messages.brokers import (
     AllocateProducerIdsRequest,
     AssignReplicasToDirsRequest,
@@ -144,7 +143,7 @@ class Controller:
         self._liveness: Liveness | None = None
         if watched:
             self._liveness = Liveness(self._view, self._writer, self._member, config, listener, self._clock)
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks = Tasks(self._clock)
         self._dynamic_settings: tuple[Mapping[str, str], Mapping[str, str]] = ({}, {})
         self._view.on_image(self._image_changed)
 
@@ -195,14 +194,14 @@ class Controller:
                 self.broker_id, tuple(endpoints), self._config.rack, directories(), boot_id, lasting
             )
 
-        self._spawn(self._follow(), "metadata-follow")
-        self._spawn(self._writer.run(), "metadata-write")
+        self._tasks.keep("metadata-follow", self._follow, fatal=self._end_for_good)
+        self._tasks.keep("metadata-write", self._writer.run)
         await self._member.join(describe)
-        self._spawn(self._member.run(), "membership")
-        self._spawn(self._keep_leaders_even(), "leader-rebalance")
-        self._spawn(self._grow_internal_topics(), "internal-topics")
+        self._tasks.keep("membership", self._member.run)
+        self._tasks.keep("leader-rebalance", self._keep_leaders_even)
+        self._tasks.keep("internal-topics", self._grow_internal_topics)
         if self._liveness is not None:
-            self._spawn(self._liveness.run(), "liveness")
+            self._tasks.keep("liveness", self._liveness.run)
         await self._view.wait_for(self._has_this_broker)
 
     def _has_this_broker(self, image: ClusterImage) -> bool:
@@ -211,12 +210,7 @@ class Controller:
 
     async def stop(self) -> None:
         """End the tasks and the session; whoever still waits for a change gets NOT_CONTROLLER."""
-        for task in self._tasks:
-            task.cancel()
-        for task in self._tasks:
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
-        self._tasks.clear()
+        await self._tasks.stop()
         await self._member.stop()
         self._writer.end()
         self._view.fail(not_controller())
@@ -224,14 +218,14 @@ class Controller:
         await self._forwarding.close()
         await self._store.close()
 
-    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        self._tasks.append(asyncio.create_task(work, name=name))
+    def _end_for_good(self, reason: str) -> None:
+        self.on_fatal(reason)  # as it is then: it is set after this was made
 
     async def _follow(self) -> None:
         await self._view.follow()
-        if self._view.failure is not None:
-            self._writer.end("the metadata log cannot be followed")
-            self.on_fatal(self._view.failure.message)
+        self._writer.end("the metadata log cannot be followed")
+        failure = self._view.failure
+        raise StorageError("the metadata log has ended" if failure is None else failure.message)
 
     async def _keep_leaders_even(self) -> None:
         """As controller, give leadership back to preferred leaders from time to time."""
@@ -408,21 +402,40 @@ class Controller:
 
         return await self.change(plan)
 
-    async def heartbeat(self, broker_id: int, broker_epoch: int, *, want_shut_down: bool = False) -> HeartbeatAnswer:
-        """Answer a BrokerHeartbeat, which means one of two things.
+    async def heartbeat(
+        self,
+        broker_id: int,
+        broker_epoch: int,
+        *,
+        caller: int | None = None,
+        want_fence: bool = False,
+        want_shut_down: bool = False,
+    ) -> HeartbeatAnswer:
+        """Answer a BrokerHeartbeat of the broker `caller`, which means one of three things.
 
         With `want_shut_down` the broker asks the controller to be fenced: its leaderships have moved when the answer
-        comes. ApiError STALE_BROKER_EPOCH, NOT_CONTROLLER. Without, it is a probe: the sender says whom it believes to
-        talk to, and the answer is whether this is that incarnation and means to stay.
+        comes. ApiError STALE_BROKER_EPOCH, NOT_CONTROLLER. With `want_fence` the sender is refused by the broker that
+        it names, and would have it fenced: the answer is whether it refuses this one, too. Without, it is a probe: the
+        sender says whom it believes to talk to, and the answer is whether this is that incarnation and means to stay.
         """
+        if self._liveness is not None and caller is not None:
+            self._liveness.called(caller)
         if want_shut_down:
             await self._fence(broker_id, broker_epoch)
             return HeartbeatAnswer(ErrorCode.NONE, is_fenced=True, should_shut_down=True)
+        if want_fence:
+            return await self._testify(broker_id, broker_epoch)
         if (broker_id, broker_epoch) != (self.broker_id, self.broker_epoch):
             return HeartbeatAnswer(ErrorCode.STALE_BROKER_EPOCH)
         if self._member.leaving:
             return HeartbeatAnswer(ErrorCode.BROKER_NOT_AVAILABLE)
         return HeartbeatAnswer(ErrorCode.NONE, is_fenced=not self.image.is_live(broker_id))
+
+    async def _testify(self, broker_id: int, broker_epoch: int) -> HeartbeatAnswer:
+        refused = await self._liveness.is_refused_by(broker_id, broker_epoch) if self._liveness is not None else None
+        if refused is None:
+            return HeartbeatAnswer(ErrorCode.BROKER_NOT_AVAILABLE)
+        return HeartbeatAnswer(ErrorCode.NONE, is_fenced=refused)
 
     async def _fence(self, broker_id: int, broker_epoch: int) -> None:
         def plan(image: ClusterImage) -> Plan[None]:

@@ -1,10 +1,10 @@
 """Who answers: the watch that finds a dead process long before its session with the store times out.
 
 The controller keeps a connection to every broker, and every broker one to the controller; each is asked once a second
-who it is. A process that died breaks its connections, and its machine refuses new ones: refused twice in a row, the
-controller fences the broker, or, if it is the controller that is dead, a broker takes its office over. Silence without
-a refusal may be a pause or a cut network, and waits for as long as a session would. The decisions are functions of what
-was heard (`judge`, `takeover_delay_s`); one task acts on them. Not here: elections (`elections`), the office
+who it is. A process that died breaks its connections, and its machine refuses new ones: the controller fences it, or,
+if it is the controller, the others ask each other whether it refuses all of them, and one takes its office over.
+Silence without a refusal may be a pause or a cut network, and waits for as long as a session would. What follows from
+what was heard is decided in `evidence`; one task acts on it. Not here: elections (`elections`), the office
 (`membership`).
 
 Invariants
@@ -12,10 +12,12 @@ Invariants
   as it answers, and loses nothing but its place in the ISRs.
 - A verdict is checked again at the moment it is written: it may have waited for the store.
 - A controller that does not reach half of the others is more likely to be cut off than they all are dead: it resigns.
+- A controller that somebody reaches is not deposed, whomever else it refuses.
 - Time in which this process itself did not run is nobody's silence.
 - A broker counts again only after an answer to a question that was asked after it was fenced.
 
-Owner: the event loop; `run` is the one task that decides, with one task per peer that only asks and notes.
+Owner: the event loop; `run` is the one task that decides, with one task per peer that only asks and notes, and one that
+asks around while the controller refuses.
 """
 
 from __future__ import annotations
@@ -24,14 +26,26 @@ import asyncio
 import contextlib
 import errno
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from enum import Enum
 from typing import Final
 
 from millrace.client.connection import Connection
 from millrace.clock import Clock
-from millrace.cluster.channel import client_id, inter_broker_endpoint
+from millrace.cluster.channel import client_id, inter_broker_endpoint, within
 from millrace.cluster.elections import plan_brokers, topic_rules
+from millrace.cluster.evidence import (
+    Health,
+    Hearsay,
+    Verdict,
+    is_majority,
+    is_refusal_confirmed,
+    judge,
+    refuses,
+    takeover_delay_s,
+    takeover_s,
+)
 from millrace.cluster.image import ClusterImage
 from millrace.cluster.membership import ClusterMember
 from millrace.cluster.planning import Plan
@@ -40,6 +54,7 @@ from millrace.cluster.writer import MetadataWriter
 from millrace.config import BrokerConfig
 from millrace.errors import ApiError, ErrorCode, MillraceError
 from millrace.metadata.deltas import Endpoint
+from millrace.tasks import Tasks, awaited
 from millrace.wire.messages.brokers import BrokerHeartbeatRequest
 
 logger = logging.getLogger(__name__)
@@ -48,83 +63,16 @@ PROBE_INTERVAL_S: Final = 1.0
 PROBES_PER_SESSION: Final = 4
 """At least: with a short session timeout they are asked more often."""
 PROBE_TIMEOUT_MS: Final = 2000
-REFUSED_TWICE_S: Final = 0.2
 RETRY_S: Final = 0.05
-"""Between two attempts to reach a broker that refused: well within the time in which two refusals count as death."""
+"""Between two attempts to reach a broker that refused: well within the time in which two refusals count."""
 UNREACHABLE_RETRY_S: Final = 0.5
 TICK_S: Final = 0.5
 STALL_S: Final = 2.0
 """A tick that comes so late means that this process did not run."""
-TAKEOVER_STEP_S: Final = 0.1
+INQUIRY_S: Final = 0.3
+"""How long others are given to say whether they reach a broker. Dead, it refuses them within `RETRY_S`."""
 HEARTBEAT_VERSION: Final = 1
 _FOREVER_MS: Final = 1 << 40
-
-
-# --- decisions --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Health:
-    """What was heard of one incarnation of a broker. Times are seconds of the monotonic clock."""
-
-    broker_id: int
-    broker_epoch: int
-    since_s: float
-    """When the watch began, or was resumed after a stall of this process."""
-    answered_s: float | None = None
-    """When the newest question was asked that it answered as itself."""
-    going: bool = False
-    """It answered that it is shutting down."""
-    refused_s: tuple[float, ...] = ()
-    """The refusals (or answers of somebody else at its address) since it was last reached; the newest two."""
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What the controller does: brokers by id, with the epoch that is meant."""
-
-    fence: Mapping[int, int]
-    unfence: Mapping[int, int]
-    resign: bool = False
-
-
-def is_dead(health: Health) -> bool:
-    """Whether its machine said so, twice within a short time."""
-    return len(health.refused_s) == 2 and health.refused_s[1] - health.refused_s[0] <= REFUSED_TWICE_S
-
-
-def is_silent(health: Health, now_s: float, silence_s: float) -> bool:
-    """Whether it has not answered for as long as a session lasts."""
-    heard_s = health.since_s if health.answered_s is None else max(health.since_s, health.answered_s)
-    return now_s - heard_s >= silence_s
-
-
-def judge(peers: Sequence[Health], fenced_s: Mapping[int, float], *, now_s: float, silence_s: float) -> Verdict:
-    """What a controller does about its peers; `fenced_s` says which of them are fenced, and since when."""
-    live = [peer for peer in peers if peer.broker_id not in fenced_s]
-    dead = [peer for peer in live if is_dead(peer)]
-    asked = [peer for peer in live if not is_dead(peer)]
-    silent = [peer for peer in asked if is_silent(peer, now_s, silence_s)]
-    unfence = {
-        peer.broker_id: peer.broker_epoch
-        for peer in peers
-        if peer.broker_id in fenced_s
-        and not peer.going
-        and not peer.refused_s
-        and peer.answered_s is not None
-        and peer.answered_s >= fenced_s[peer.broker_id]
-    }
-    reached = len(asked) - len(silent)
-    if silent and reached * 2 < len(asked) and len(asked) > 1:
-        return Verdict({peer.broker_id: peer.broker_epoch for peer in dead}, {}, resign=True)
-    return Verdict({peer.broker_id: peer.broker_epoch for peer in (*dead, *silent)}, unfence)
-
-
-def takeover_delay_s(image: ClusterImage, broker_id: int) -> float:
-    """How long a broker waits before it takes a dead controller's office: one after another, so that one is enough."""
-    candidates = [broker.broker_id for broker in image.live_brokers if broker.broker_id != image.controller_id]
-    rank = candidates.index(broker_id) if broker_id in candidates else len(candidates)
-    return rank * TAKEOVER_STEP_S
 
 
 # --- the watch over one peer ------------------------------------------------------------------------------------------
@@ -151,6 +99,7 @@ class Peer:
         self._clock = clock
         self._changed = changed
         self._wake = asyncio.Event()
+        self._news = asyncio.Event()
 
     def __repr__(self) -> str:
         return f"Peer({self.health})"
@@ -161,7 +110,23 @@ class Peer:
 
     def resume(self, now_s: float) -> None:
         """Begin the watch anew: what lies before does not count as silence."""
-        self._note(since_s=now_s)
+        self._note(replace(self.health, since_s=now_s))
+
+    def called(self) -> None:
+        """It called here."""
+        self._note(replace(self.health, called_s=self._clock.monotonic()))
+
+    async def is_refusing(self) -> bool | None:
+        """Ask it now; whether it refuses, None where that is not known soon."""
+        asked_s = now_s = self._clock.monotonic()
+        self.ask_now()
+        while (refusing := is_refusal_confirmed(self.health, asked_s, now_s)) is None:
+            try:
+                await within(self._clock, self._news.wait(), asked_s + INQUIRY_S - now_s)
+            except ApiError:
+                break
+            now_s = self._clock.monotonic()
+        return refusing
 
     async def watch(self) -> None:
         """Ask until cancelled."""
@@ -178,7 +143,7 @@ class Peer:
             except ApiError as error:
                 if is_refusal(error):
                     self._refused()
-                    await self._pause(UNREACHABLE_RETRY_S if is_dead(self.health) else RETRY_S)
+                    await self._pause(UNREACHABLE_RETRY_S if refuses(self.health) else RETRY_S)
                 else:
                     await self._pause(UNREACHABLE_RETRY_S)
                 continue
@@ -196,12 +161,12 @@ class Peer:
 
     async def _ask(self, connection: Connection) -> None:
         # A broker says nothing on its own: what comes of waiting for it is the news that the connection is lost.
-        lost = asyncio.create_task(connection.read_raw(timeout_ms=_FOREVER_MS))
+        lost = awaited(connection.read_raw(timeout_ms=_FOREVER_MS))
         lost.add_done_callback(lambda _: self._wake.set())
         try:
             while not lost.done():
                 await self._probe(connection)
-                stale = self.health.refused_s and not is_dead(self.health)
+                stale = self.health.refused_s is not None and not refuses(self.health)
                 await self._pause(RETRY_S if stale else self._interval_s)
         finally:
             lost.cancel()
@@ -215,31 +180,17 @@ class Peer:
         if response.error_code == ErrorCode.STALE_BROKER_EPOCH:
             self._refused()
         elif response.error_code in {ErrorCode.NONE, ErrorCode.BROKER_NOT_AVAILABLE}:
-            going = response.error_code != ErrorCode.NONE
-            self._note(answered_s=asked_s, refused_s=(), going=going)
+            self._note(self.health.answered(asked_s, going=response.error_code != ErrorCode.NONE))
 
     def _refused(self) -> None:
-        self._note(refused_s=(*self.health.refused_s, self._clock.monotonic())[-2:])
+        self._note(self.health.refused(self._clock.monotonic()))
 
-    def _note(
-        self,
-        *,
-        since_s: float | None = None,
-        answered_s: float | None = None,
-        going: bool | None = None,
-        refused_s: tuple[float, ...] | None = None,
-    ) -> None:
-        health = self.health
-        self.health = Health(
-            health.broker_id,
-            health.broker_epoch,
-            health.since_s if since_s is None else since_s,
-            health.answered_s if answered_s is None else answered_s,
-            health.going if going is None else going,
-            health.refused_s if refused_s is None else refused_s,
-        )
-        if health.answered_s is None or self.health.refused_s or health.refused_s or going:
+    def _note(self, health: Health) -> None:
+        before, self.health = self.health, health
+        if before.answered_s is None or health.going or (before.refused_s, health.refused_s) != (None, None):
             self._changed.set()
+        news, self._news = self._news, asyncio.Event()
+        news.set()
 
     async def _pause(self, seconds: float) -> None:
         timer = self._clock.call_later(seconds, self._wake.set)
@@ -259,6 +210,66 @@ def is_refusal(error: ApiError) -> bool:
     refused, any_error = f"[Errno {errno.ECONNREFUSED}]", "[Errno"
     text = str(cause)
     return isinstance(cause, OSError) and refused in text and text.count(refused) == text.count(any_error)
+
+
+# --- asking around ----------------------------------------------------------------------------------------------------
+
+
+class Inquiry:
+    """The question to the other brokers whether a controller that refuses this one refuses them, too."""
+
+    def __init__(self, accused: Health, controller_epoch: int, turn_s: float, own_id: int, clock: Clock) -> None:
+        self.accused = accused
+        self.controller_epoch = controller_epoch
+        self.turn_s = turn_s
+        """When it is this broker's turn to take over, among several who might."""
+        self.hearsay: Hearsay | None = None
+        """What was said last; None until there was time to say something."""
+        self._own_id = own_id
+        self._clock = clock
+
+    def __repr__(self) -> str:
+        return f"Inquiry({self.accused}, {self.hearsay})"
+
+    async def ask(self, witnesses: Mapping[int, Endpoint]) -> None:
+        """Ask each of them once, all at the same time."""
+        words = await asyncio.gather(*map(self._word_of, witnesses.values()))
+        said = list(zip(witnesses, words, strict=True))
+        self.hearsay = Hearsay(
+            reach_it=frozenset(broker_id for broker_id, word in said if word is _Word.REACHES_IT),
+            are_refused=frozenset(broker_id for broker_id, word in said if word is _Word.IS_REFUSED),
+            dead_too=frozenset(broker_id for broker_id, word in said if word is _Word.REFUSES_TO_BE_ASKED),
+        )
+
+    async def _word_of(self, endpoint: Endpoint) -> _Word:
+        try:
+            return await within(self._clock, self._ask(endpoint), 2 * INQUIRY_S)
+        except MillraceError as error:
+            refused = isinstance(error, ApiError) and is_refusal(error)
+            return _Word.REFUSES_TO_BE_ASKED if refused else _Word.NOTHING
+
+    async def _ask(self, endpoint: Endpoint) -> _Word:
+        name = client_id(self._own_id)
+        accused = self.accused
+        async with await Connection.open(
+            endpoint.host, endpoint.port, client_id=name, clock=self._clock, negotiate=False
+        ) as connection:
+            request = BrokerHeartbeatRequest(
+                broker_id=accused.broker_id, broker_epoch=accused.broker_epoch, want_fence=True
+            )
+            response = await connection.request(request, HEARTBEAT_VERSION)
+        if response.error_code != ErrorCode.NONE:
+            return _Word.NOTHING
+        return _Word.IS_REFUSED if response.is_fenced else _Word.REACHES_IT
+
+
+class _Word(Enum):
+    """What one witness says."""
+
+    REACHES_IT = "reaches it"
+    IS_REFUSED = "is refused"
+    REFUSES_TO_BE_ASKED = "refuses to be asked"
+    NOTHING = "nothing"
 
 
 # --- the owner --------------------------------------------------------------------------------------------------------
@@ -284,10 +295,14 @@ class Liveness:
         self._listener = listener
         self._clock = clock
         self._peers: dict[int, Peer] = {}
+        self._tasks = Tasks(clock)
         self._watches: dict[int, asyncio.Task[None]] = {}
         self._fenced_s: dict[int, float] = {}
-        self._takeover: tuple[int, float] | None = None
-        """The epoch of a dead controller, and when it is this broker's turn to take over."""
+        self._inquiry: Inquiry | None = None
+        """What is asked about the controller while it refuses this broker."""
+        self._asking: asyncio.Task[None] | None = None
+        self._look_again_s = float("inf")
+        """When a decision is due that nothing heard till then need bring about."""
         self._changed = asyncio.Event()
 
     def __repr__(self) -> str:
@@ -298,6 +313,17 @@ class Liveness:
         peer = self._peers.get(broker_id)
         if peer is not None:
             peer.ask_now()
+
+    def called(self, broker_id: int) -> None:
+        """That broker called here: it lives."""
+        peer = self._peers.get(broker_id)
+        if peer is not None:
+            peer.called()
+
+    async def is_refused_by(self, broker_id: int, broker_epoch: int) -> bool | None:
+        """Whether that incarnation of a broker refuses this one, asked now; None where nobody here knows."""
+        peer = self._peers.get(broker_id)
+        return await peer.is_refusing() if peer is not None and peer.health.broker_epoch == broker_epoch else None
 
     async def run(self) -> None:
         """Watch, decide and act, until cancelled."""
@@ -319,6 +345,7 @@ class Liveness:
                 await self._next()
         finally:
             forget()
+            self._drop_inquiry()
             await self._watch_only({})
 
     async def _next(self) -> None:
@@ -329,9 +356,7 @@ class Liveness:
             timer.cancel()
 
     def _tick_s(self) -> float:
-        if self._takeover is None:
-            return TICK_S
-        return min(TICK_S, max(self._takeover[1] - self._clock.monotonic(), 0.0))
+        return min(TICK_S, max(self._look_again_s - self._clock.monotonic(), 0.0))
 
     def _resume(self, now_s: float) -> None:
         for peer in self._peers.values():
@@ -339,12 +364,16 @@ class Liveness:
 
     async def _step(self, now_s: float) -> None:
         image = self._view.image
+        was_fenced = self._member.broker_id in self._fenced_s
         self._note_fenced(image, now_s)
         await self._watch_only(self._wanted(image))
+        self._look_again_s = float("inf")
         if self._writer.is_open:
-            self._takeover = None
+            self._drop_inquiry()
             await self._reign(now_s)
         else:
+            if not was_fenced and self._member.broker_id in self._fenced_s:
+                self.suspect(image.controller_id)  # a call shows the controller that this broker lives
             self._stand_by(image, now_s)
 
     # --- whom to watch ------------------------------------------------------------------------------------------------
@@ -356,17 +385,26 @@ class Liveness:
     def _wanted(self, image: ClusterImage) -> dict[int, tuple[int, Endpoint]]:
         own_id = self._member.broker_id
         if self._writer.is_open:
-            membership = self._member.membership
-            there = {member.registration.broker_id for member in membership.members} if membership else set()
-            ids = [broker_id for broker_id in image.brokers if broker_id in there]
+            ids = self._registered(image)
         else:
             ids = [image.controller_id]
-        wanted = {}
-        for broker_id in ids:
-            endpoint = inter_broker_endpoint(image, broker_id, self._listener)
-            if broker_id != own_id and endpoint is not None:
-                wanted[broker_id] = (image.brokers[broker_id].broker_epoch, endpoint)
-        return wanted
+        return {
+            broker_id: (image.brokers[broker_id].broker_epoch, endpoint)
+            for broker_id, endpoint in self._endpoints(image, ids).items()
+            if broker_id != own_id
+        }
+
+    def _registered(self, image: ClusterImage) -> list[int]:
+        """Those of the image who have a session with the store, as far as is known here."""
+        membership = self._member.membership
+        if membership is None:
+            return list(image.brokers)
+        there = {member.registration.broker_id for member in membership.members}
+        return [broker_id for broker_id in image.brokers if broker_id in there]
+
+    def _endpoints(self, image: ClusterImage, broker_ids: Iterable[int]) -> dict[int, Endpoint]:
+        found = ((broker_id, inter_broker_endpoint(image, broker_id, self._listener)) for broker_id in broker_ids)
+        return {broker_id: endpoint for broker_id, endpoint in found if endpoint is not None}
 
     async def _watch_only(self, wanted: Mapping[int, tuple[int, Endpoint]]) -> None:
         over = [
@@ -383,7 +421,7 @@ class Liveness:
         for broker_id, (epoch, endpoint) in wanted.items():
             if broker_id not in self._peers:
                 peer = self._peers[broker_id] = self._new_peer(broker_id, epoch, endpoint)
-                self._watches[broker_id] = asyncio.create_task(peer.watch(), name=f"watch-broker-{broker_id}")
+                self._watches[broker_id] = self._tasks.keep(f"watch-broker-{broker_id}", peer.watch)
         if ended:
             await asyncio.wait(ended)
 
@@ -402,10 +440,13 @@ class Liveness:
 
     def _verdict(self, now_s: float) -> Verdict:
         health = [peer.health for peer in self._peers.values()]
-        return judge(health, self._fenced_s, now_s=now_s, silence_s=self._silence_s)
+        registered = len(self._registered(self._view.image))
+        return judge(health, self._fenced_s, registered=registered, now_s=now_s, silence_s=self._silence_s)
 
     async def _reign(self, now_s: float) -> None:
         verdict = self._verdict(now_s)
+        if verdict.again_s is not None:
+            self._look_again_s = verdict.again_s
         if verdict.fence or verdict.unfence:
             logger.warning("brokers taken for dead: %s, alive again: %s", dict(verdict.fence), dict(verdict.unfence))
             await self._writer.change(self._plan(verdict))
@@ -428,13 +469,61 @@ class Liveness:
 
     def _stand_by(self, image: ClusterImage, now_s: float) -> None:
         peer = self._peers.get(image.controller_id)
-        if peer is None or not is_dead(peer.health):
-            self._takeover = None
+        if peer is None or not refuses(peer.health):
+            self._drop_inquiry()
             return
-        epoch = image.controller_epoch
-        if self._takeover is None or self._takeover[0] != epoch:
-            self._takeover = (epoch, now_s + takeover_delay_s(image, self._member.broker_id))
-        if now_s >= self._takeover[1]:
-            self._takeover = (epoch, now_s + PROBE_INTERVAL_S)
-            logger.warning("the controller, broker %d, is dead: taking over", image.controller_id)
-            self._member.take_over(epoch, {peer.health.broker_id: peer.health.broker_epoch})
+        controller, inquiry = peer.health, self._inquiry
+        if inquiry is None or inquiry.controller_epoch != image.controller_epoch:
+            self._drop_inquiry()
+            self._inquire(image, controller, now_s)
+            return
+        if inquiry.hearsay is None:
+            return  # there are some who have not been heard
+        at_s = takeover_s(
+            controller,
+            inquiry.hearsay,
+            registered=len(self._registered(image)),
+            is_fenced=self._member.broker_id in self._fenced_s,
+            turn_s=inquiry.turn_s,
+            now_s=now_s,
+        )
+        if at_s is None:
+            self._member.stand_back()
+        elif now_s < at_s:
+            self._look_again_s = at_s
+        else:
+            self._take_over(image, inquiry, controller)
+
+    def _take_over(self, image: ClusterImage, inquiry: Inquiry, controller: Health) -> None:
+        assert inquiry.hearsay is not None
+        inquiry.turn_s = self._clock.monotonic() + PROBE_INTERVAL_S  # for another attempt, if this one comes to nothing
+        logger.warning("the controller, broker %d, is dead: taking over", controller.broker_id)
+        dead = {controller.broker_id: controller.broker_epoch}
+        if not is_majority(inquiry.hearsay, len(self._registered(image))):
+            # They have had the same time to show that they live.
+            known = image.brokers.keys() & inquiry.hearsay.dead_too
+            dead |= {broker_id: image.brokers[broker_id].broker_epoch for broker_id in known}
+        self._member.take_over(image.controller_epoch, dead)
+
+    def _inquire(self, image: ClusterImage, controller: Health, now_s: float) -> None:
+        own_id = self._member.broker_id
+        turn_s = now_s + takeover_delay_s(image, own_id)
+        inquiry = self._inquiry = Inquiry(controller, image.controller_epoch, turn_s, own_id, self._clock)
+        logger.info("the controller, broker %d, refuses: asking the others about it", controller.broker_id)
+
+        async def ask_until_dropped() -> None:
+            while True:
+                image = self._view.image
+                ids = {*self._registered(image)} - {own_id, controller.broker_id}
+                await inquiry.ask(self._endpoints(image, ids))
+                self._changed.set()
+                is_reached = inquiry.hearsay is not None and inquiry.hearsay.reach_it
+                await self._clock.sleep(PROBE_INTERVAL_S if is_reached else UNREACHABLE_RETRY_S)
+
+        self._asking = self._tasks.keep(f"ask-about-broker-{controller.broker_id}", ask_until_dropped)
+
+    def _drop_inquiry(self) -> None:
+        asking, self._asking, self._inquiry = self._asking, None, None
+        if asking is not None:
+            asking.cancel()
+            self._member.stand_back()

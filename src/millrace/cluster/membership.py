@@ -23,9 +23,9 @@ import base64
 import contextlib
 import logging
 import uuid
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from millrace.clock import Clock
 from millrace.cluster.elections import plan_brokers, plan_registrations, topic_rules
@@ -38,6 +38,7 @@ from millrace.errors import ApiError, ErrorCode, MillraceError
 from millrace.metadata.deltas import BrokerRegistered, Change, ClusterCreated, ControllerChanged
 from millrace.metadata.store import BrokerRegistration, Membership, MetadataStore, SessionState
 from millrace.model import NO_BROKER
+from millrace.tasks import Tasks
 
 logger = logging.getLogger(__name__)
 
@@ -205,7 +206,7 @@ class ClusterMember:
         self._dead: dict[int, int] = {}
         self._resigned_until_s = float("-inf")
         self._wake = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(clock)
         self._watcher: asyncio.Task[None] | None = None
         writer.on_lost = self._wake.set
 
@@ -236,8 +237,8 @@ class ClusterMember:
 
     async def run(self) -> None:
         """Go on until cancelled."""
-        self._view.on_image(lambda old, new, _: self._image_changed(old, new))
-        self._spawn(self._watch_sessions())
+        forget = self._view.on_image(lambda old, new, _: self._image_changed(old, new))
+        self._tasks.keep("sessions", self._watch_sessions)
         if self._watcher is None:
             self._watch_afresh()
         try:
@@ -246,24 +247,23 @@ class ClusterMember:
                 if await self._perform(next_step(self._standing())):
                     await self._wake.wait()
         finally:
-            await self._end_tasks()
-
-    async def _end_tasks(self) -> None:
-        tasks = {task for task in (*self._tasks, self._watcher) if task is not None}
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+            forget()
+            await self.stop()
 
     async def stop(self) -> None:
         """End what `join` may have begun where `run` never ran."""
-        await self._end_tasks()
+        self._watcher = None
+        await self._tasks.stop()
 
     def take_over(self, controller_epoch: int, dead: dict[int, int]) -> None:
         """The controller of this epoch is dead, and so are these brokers, by id and epoch: stand in its place."""
         self._refused = controller_epoch
         self._dead = dict(dead)
         self._wake.set()
+
+    def stand_back(self) -> None:
+        """Nobody is known to be dead any more: what `take_over` said and has not come about is void."""
+        self._refused = None
 
     async def resign(self, fence: dict[int, int]) -> None:
         """Leave the office to others for a while; the log says so, and that these brokers are gone.
@@ -284,12 +284,6 @@ class ClusterMember:
         await self._writer.change(plan)
 
     # --- what is heard ------------------------------------------------------------------------------------------------
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
     async def _watch_sessions(self) -> None:
         async with contextlib.aclosing(self._store.sessions()) as sessions:
@@ -316,7 +310,7 @@ class ClusterMember:
         if self._watcher is not None:
             self._watcher.cancel()
         self._membership = None
-        self._watcher = self._spawn(self._watch_membership(first))
+        self._watcher = self._tasks.keep("registrations", lambda: self._watch_membership(first))
         return first
 
     async def _watch_membership(self, first: asyncio.Future[None]) -> None:

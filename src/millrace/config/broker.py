@@ -170,7 +170,11 @@ class BrokerConfig:
 
     @property
     def log_dirs(self) -> tuple[str, ...]:
-        return self.get("log.dirs") or self.get_list("log.dir")
+        """Where data is kept. Nothing is assumed: in a directory that others can write to, theirs might be waiting."""
+        paths: tuple[str, ...] | None = self.get("log.dirs") or self.get("log.dir")
+        if not paths:
+            raise ConfigError("log.dirs is not set: it says where the broker keeps its data, such as /var/lib/millrace")
+        return paths
 
     def apply_dynamic(self, cluster_default: Mapping[str, str], own: Mapping[str, str]) -> None:
         """Replace the dynamic layers; a value that no longer passes its rule is left out, not obeyed."""

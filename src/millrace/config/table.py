@@ -283,9 +283,10 @@ _BROKER_SETTINGS: Final = (
     _broker("max.request.partition.size.limit", _I, 2000,
         "Most partitions in one page of DescribeTopicPartitions.", at_least(1)),
     # logs
-    _broker("log.dir", _LIST, ("/tmp/millrace-logs",),  # noqa: S108 - as Kafka does
-        "Where data is kept, if log.dirs is not set.", unique_items(empty=False)),
-    _broker("log.dirs", _LIST, None, "Directories where data is kept.", unique_items(empty=False)),
+    _broker("log.dir", _LIST, None, "Where data is kept, if log.dirs is not set.", unique_items(empty=False)),
+    _broker("log.dirs", _LIST, None,
+        "Directories where data is kept. There is no default: this or log.dir must be set.",
+        unique_items(empty=False)),
     _broker("num.partitions", _I, 1, "Partitions of a topic whose maker did not say.", at_least(1)),
     _broker("default.replication.factor", _I, 1, "Replicas of a topic whose maker did not say.", at_least(1)),
     _broker("auto.create.topics.enable", _B, True, "Make a topic when a client first asks for it."),
@@ -321,7 +322,7 @@ _BROKER_SETTINGS: Final = (
         "Speed limit of compaction.", None, _CW),
     _broker("log.cleaner.backoff.ms", _L, 15000, "Wait when there is nothing to compact.", at_least(0), _CW),
     _broker("producer.id.expiration.ms", _I, _DAY_MS,
-        "A producer silent for this long is forgotten.", at_least(1), _CW),
+        "A producer is forgotten when this broker has written nothing of it for this long.", at_least(1), _CW),
     # replication
     _broker("replica.lag.time.max.ms", _L, 30000, "A follower behind for this long leaves the in-sync set."),
     _broker("replica.socket.timeout.ms", _I, 30000, "Timeout of a follower's requests."),

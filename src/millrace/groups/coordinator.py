@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from millrace.clock import Clock
@@ -40,6 +40,7 @@ from millrace.groups.subscription import CONSUMER_PROTOCOL_TYPE
 from millrace.model import NO_TIMESTAMP
 from millrace.replication.sharded import ShardedCoordinator, ShardState
 from millrace.replication.state_topic import StateTopic
+from millrace.tasks import Work
 
 log = logging.getLogger(__name__)
 
@@ -98,11 +99,10 @@ class GroupCoordinator(ShardedCoordinator[Shard]):
         surroundings: Surroundings = _NO_SURROUNDINGS,
         share: ShareSurroundings = _NO_SHARE_SURROUNDINGS,
     ) -> None:
-        super().__init__(state_topic)
+        super().__init__(state_topic, clock)
         self.settings = settings
         self._surroundings = surroundings
         self._share = share
-        self._clock = clock
 
     def __repr__(self) -> str:
         groups = sum(
@@ -121,13 +121,13 @@ class GroupCoordinator(ShardedCoordinator[Shard]):
             share=self._share,
         )
 
-    def _housekeeping(self) -> Iterable[Coroutine[None, None, None]]:
-        return (self._expire_for_ever(),)
+    def _housekeeping(self) -> Mapping[str, Work]:
+        return {"offset expiry": self._expire_for_ever}
 
     def topics_deleted(self, topics: Mapping[str, uuid.UUID]) -> None:
         """Forget the offsets of topics that are gone; the tombstones are written in the background."""
         for shard in self._active():
-            self._chore(self._forget_topics(shard, dict(topics)))
+            self._chore("offsets of deleted topics", self._forget_topics(shard, dict(topics)))
 
     def partition_for(self, group_id: str) -> int:
         """Where a group's state is kept."""

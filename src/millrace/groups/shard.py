@@ -19,7 +19,7 @@ import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 from uuid import UUID
 
 from millrace.clock import Clock
@@ -135,7 +135,7 @@ class Shard:
     # Life
 
     async def run(self) -> None:
-        """Load the partition, then confirm writes until cancelled. A failure closes the shard: it answers no more."""
+        """Load the partition, then confirm writes until cancelled. Whatever ends that closes the shard."""
         try:
             await self._load()
             self.state = ShardState.ACTIVE
@@ -147,30 +147,23 @@ class Shard:
             has_groups = self.groups or self.modern.groups or self.share.groups
             log.log(logging.INFO if has_groups else logging.DEBUG, "loaded %r", self)
             await self._confirm_writes()
-        except (ApiError, StorageError) as error:
-            log.warning("%r gives up: %s", self, error)
+        finally:
             self.close()
-        except Exception:
-            log.exception("%r has failed", self)
-            self.close()
+            await self.share.ended()
 
-    def close(self) -> tuple[asyncio.Task[Any], ...]:
-        """Answer everybody who waits with NOT_COORDINATOR, and stop; what is not at its end yet.
-
-        The task of the shard itself is the coordinator's to cancel.
-        """
+    def close(self) -> None:
+        """Answer everybody who waits with NOT_COORDINATOR, and stop. The task is the coordinator's to cancel."""
         if self.state is ShardState.CLOSED:
-            return ()
+            return
         self.state = ShardState.CLOSED
         self.loaded.set()
         self._timers.cancel_all()
-        ending = self.share.close()
+        self.share.close()
         for group in self.groups.values():
             self.perform(group, classic.unload(group, ErrorCode.NOT_COORDINATOR, self._settings, self._clock.wall_ms()))
         writes, self._writes = self._writes, deque()
         for write in writes:
             write.fail(ErrorCode.NOT_COORDINATOR)
-        return ending
 
     async def _load(self) -> None:
         for count, record in enumerate(await self._topic.load(self.index), 1):

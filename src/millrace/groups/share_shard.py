@@ -31,6 +31,7 @@ from millrace.groups.share_queues import Deletion
 from millrace.groups.share_records import ShareRecord
 from millrace.groups.share_step import Partitions, ShareStep
 from millrace.groups.step_log import RETRY_MS, GroupTimers, LogHost, append_step, set_timers
+from millrace.tasks import Tasks
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +100,7 @@ class ShareGroups:
         self._clock = clock
         self._telling: dict[str, asyncio.Task[Any]] = {}
         """By group, the last of what the share coordinators are being told. A group's news are told in their order."""
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = Tasks(clock, told=(ApiError,))
         """Everything that they are being told."""
         self._is_closed = False
 
@@ -128,12 +129,14 @@ class ShareGroups:
             share.loaded(step)
             set_timers(self._timers, group.group_id, step.timers)
 
-    def close(self) -> tuple[asyncio.Task[Any], ...]:
-        """Somebody else coordinates: what is not finished here is finished there. What is not at its end yet."""
+    def close(self) -> None:
+        """Somebody else coordinates: what is not finished here is finished there."""
         self._is_closed = True
-        for task in self._tasks:
-            task.cancel()
-        return tuple(self._tasks)
+        self._tasks.cancel()
+
+    async def ended(self) -> None:
+        """Return when nothing runs any more; to be called after `close`."""
+        await self._tasks.stop()
 
     def timer_fired(self, group_id: str, key: TimerKey) -> None:
         group = self.groups.get(group_id)
@@ -351,19 +354,14 @@ class ShareGroups:
                     ErrorCode.NOT_COORDINATOR, "this broker does not coordinate the group any more"
                 ) from None
 
-        task = asyncio.get_running_loop().create_task(in_turn(), name=f"queues of {group_id}")
+        task = self._tasks.start(f"queues of {group_id}", in_turn())
         self._telling[group_id] = task
-        self._tasks.add(task)
         task.add_done_callback(lambda task: self._told(group_id, task))
         return task
 
     def _told(self, group_id: str, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
         if self._telling.get(group_id) is task:
             del self._telling[group_id]
-        error = None if task.cancelled() else task.exception()
-        if error is not None and not isinstance(error, ApiError):
-            log.error("%s cannot be changed", task.get_name(), exc_info=error)
 
     def _drop_if_blank(self, group: ShareGroup) -> None:
         if group.is_blank and self.groups.get(group.group_id) is group:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from millrace.cluster.channel import broker_named
 from millrace.cluster.elections import IsrOutcome, IsrProposal, Placement
 from millrace.cluster.image import ClusterImage
 from millrace.errors import ApiError, ErrorCode
@@ -49,9 +50,10 @@ async def broker_heartbeat(context: RequestContext, request: BrokerHeartbeatRequ
     The first two are for the controller, and are answered when the sender leads nothing any more, there
     (NOT_CONTROLLER elsewhere, STALE_BROKER_EPOCH for an incarnation that is over). The last names whom the sender
     believes to talk to; the answer is STALE_BROKER_EPOCH if that is somebody else, BROKER_NOT_AVAILABLE if it is about
-    to stop.
+    to stop. With `want_fence` it is a question about another broker, which refuses the sender: `is_fenced` says whether
+    it refuses this one, too, BROKER_NOT_AVAILABLE that this one does not know.
 
-    Versions: v2 has the directories. Not done: `want_fence`.
+    Versions: v2 has the directories.
     """
     try:
         _check_listener(context)
@@ -59,7 +61,11 @@ async def broker_heartbeat(context: RequestContext, request: BrokerHeartbeatRequ
             await _take_directories(context, request)
             return BrokerHeartbeatResponse(is_fenced=not context.broker.image.is_live(request.broker_id))
         answer = await context.broker.controller.heartbeat(
-            request.broker_id, request.broker_epoch, want_shut_down=request.want_shut_down
+            request.broker_id,
+            request.broker_epoch,
+            caller=broker_named(context.header.client_id),
+            want_fence=request.want_fence,
+            want_shut_down=request.want_shut_down,
         )
     except ApiError as error:
         return BrokerHeartbeatResponse(error_code=error.code)

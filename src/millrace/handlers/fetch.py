@@ -229,6 +229,7 @@ class _ReplicaReader:
                     0 if wait_s else room,
                     at_least_one=size_bytes == 0 and not wait_s and not only_note,
                     flush_patience_s=flush_patience_s,
+                    log_start=item.log_start_offset,
                 )
                 mark, start = partition.high_watermark.offset, partition.log.start_offset
                 if isinstance(read, ReadResult):
@@ -236,6 +237,8 @@ class _ReplicaReader:
                     if quota is not None:
                         self._take(quota, len(read.data))
                     result = FetchResult(item.index, 0, mark, mark, start, read.data)
+                    if 0 <= item.sent_start_offset < start:  # DeleteRecords waits for the follower to hear of it
+                        settled = True
                 else:
                     result = FetchResult(item.index, 0, mark, mark, start, diverging=read)
                     settled = True

@@ -29,8 +29,8 @@ class Wanted:
     """One partition of a fetch: what is asked for, and what the client was last told."""
 
     __slots__ = (
-        "current_leader_epoch", "fetch_offset", "index", "key", "last_fetched_epoch", "max_bytes",
-        "sent_high_watermark", "sent_start_offset",
+        "current_leader_epoch", "fetch_offset", "index", "key", "last_fetched_epoch", "log_start_offset",
+        "max_bytes", "sent_high_watermark", "sent_start_offset",
     )  # fmt: skip
 
     def __init__(self, key: TopicKey, asked: FetchPartition) -> None:
@@ -44,6 +44,7 @@ class Wanted:
         self.current_leader_epoch = asked.current_leader_epoch
         self.fetch_offset = asked.fetch_offset
         self.last_fetched_epoch = asked.last_fetched_epoch
+        self.log_start_offset = asked.log_start_offset
         self.max_bytes = asked.max_bytes
 
     def must_mention(self, result: FetchResult) -> bool:

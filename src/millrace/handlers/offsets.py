@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Final
+from collections.abc import Coroutine
+from typing import Any, Final
 
 from millrace.errors import ApiError, ErrorCode, MillraceError, code_of
 from millrace.handlers.context import RequestContext
 from millrace.handlers.registry import api
+from millrace.handlers.settling import Ends, settle, unsettled
 from millrace.model import NO_EPOCH, NO_TIMESTAMP
 from millrace.replication.partition import Partition
 from millrace.wire.keys import ApiKey
@@ -35,16 +37,34 @@ _Found = tuple[int, int, int]
 
 
 @api(ApiKey.LIST_OFFSETS, ListOffsetsRequest, "1-11")
-def list_offsets(context: RequestContext, request: ListOffsetsRequest) -> ListOffsetsResponse:
+def list_offsets(
+    context: RequestContext, request: ListOffsetsRequest
+) -> ListOffsetsResponse | Coroutine[Any, Any, ListOffsetsResponse]:
     """The offset of a timestamp, or of a named place: latest, earliest, the record with the highest timestamp.
 
     A timestamp finds the first record at or after it; past the last one the answer is offset -1. Latest is the high
     watermark, which is the last stable offset too while there are no transactions; a new leader that does not know it
-    yet answers OFFSET_NOT_AVAILABLE, which clients ask again for (KIP-207).
+    yet answers OFFSET_NOT_AVAILABLE, which clients ask again for (KIP-207). What acks=1 has acknowledged to the only
+    replica is waited for until it is on disk (`settling`).
 
     Versions: v4 returns leader epochs; v7 max timestamp (KIP-734); v8 earliest local; v9 latest tiered; v11 earliest
     pending upload. Without tiered storage the earliest local offset is the earliest, and nothing is tiered.
     """
+    ends = unsettled(
+        context.broker.replicas.led(topic.name, item.partition_index)
+        for topic in request.topics
+        for item in topic.partitions
+        if item.timestamp >= 0 or item.timestamp in (LATEST, MAX_TIMESTAMP)
+    )
+    return _list_settled(context, request, ends) if ends else _list(context, request, ends)
+
+
+async def _list_settled(context: RequestContext, request: ListOffsetsRequest, ends: Ends) -> ListOffsetsResponse:
+    await settle(ends, context.broker.clock)
+    return _list(context, request, ends)
+
+
+def _list(context: RequestContext, request: ListOffsetsRequest, ends: Ends) -> ListOffsetsResponse:
     times = Counter((topic.name, item.partition_index) for topic in request.topics for item in topic.partitions)
     topics = []
     for topic in request.topics:
@@ -55,7 +75,9 @@ def list_offsets(context: RequestContext, request: ListOffsetsRequest) -> ListOf
                     raise ApiError(ErrorCode.INVALID_REQUEST, "the partition is named twice")
                 partition = context.broker.replicas.find(topic.name, item.partition_index)
                 partition.check_leader_epoch(item.current_leader_epoch)
-                offset, timestamp_ms, epoch = _locate(partition, item.timestamp, context.version)
+                offset, timestamp_ms, epoch = _locate(
+                    partition, item.timestamp, context.version, ends.get(partition, 0)
+                )
             except MillraceError as error:
                 answers.append(
                     ListOffsetsResponse.ListOffsetsPartitionResponse(
@@ -72,25 +94,28 @@ def list_offsets(context: RequestContext, request: ListOffsetsRequest) -> ListOf
     return ListOffsetsResponse(topics=topics)
 
 
-def _locate(partition: Partition, timestamp_ms: int, version: int) -> _Found:
+def _locate(partition: Partition, timestamp_ms: int, version: int, end: int) -> _Found:
+    """What a timestamp stands for, once everything below `end` is committed."""
     try:
-        return _find(partition, timestamp_ms, version)
+        return _find(partition, timestamp_ms, version, end)
     except ApiError as error:
         if error.code is ErrorCode.OFFSET_NOT_AVAILABLE and version < OFFSET_NOT_AVAILABLE_FROM:
             raise ApiError(ErrorCode.LEADER_NOT_AVAILABLE, error.message) from None
         raise
 
 
-def _find(partition: Partition, timestamp_ms: int, version: int) -> _Found:
+def _find(partition: Partition, timestamp_ms: int, version: int, end: int) -> _Found:
     if version < _FIRST_VERSION.get(timestamp_ms, 0) or timestamp_ms < EARLIEST_PENDING_UPLOAD:
         raise ApiError(ErrorCode.UNSUPPORTED_VERSION, f"timestamp {timestamp_ms} has no meaning in v{version}")
     log = partition.log
-    if timestamp_ms == LATEST:
-        return partition.latest_offset(), NO_TIMESTAMP, partition.leader_epoch
     if timestamp_ms in (EARLIEST, EARLIEST_LOCAL):
         return log.start_offset, NO_TIMESTAMP, log.epoch_for(log.start_offset)
     if timestamp_ms in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
         return UNKNOWN_OFFSET, NO_TIMESTAMP, NO_EPOCH
+    if partition.high_watermark.offset < end:
+        raise ApiError(ErrorCode.OFFSET_NOT_AVAILABLE, f"what was written up to offset {end} is not on disk yet")
+    if timestamp_ms == LATEST:
+        return partition.latest_offset(), NO_TIMESTAMP, partition.leader_epoch
     if timestamp_ms == MAX_TIMESTAMP:
         found = log.max_timestamp(partition.committed)
     else:

@@ -60,7 +60,7 @@ def describe_producers(context: RequestContext, request: DescribeProducersReques
                         producer_id=producer.producer_id,
                         producer_epoch=producer.epoch,
                         last_sequence=producer.last_sequence,
-                        last_timestamp=producer.last_timestamp_ms,
+                        last_timestamp=producer.heard_ms,
                         coordinator_epoch=producer.coordinator_epoch,
                         current_txn_start_offset=producer.transaction_first_offset,
                     )

@@ -204,9 +204,8 @@ def _acknowledging(
     """A task of its own: a client that hangs up has still said what it said."""
     if not acknowledged:
         return None
-    task = asyncio.ensure_future(_acknowledge_all(context, group_id, member_id, acknowledged))
-    task.add_done_callback(_look_at)
-    return task
+    work = _acknowledge_all(context, group_id, member_id, acknowledged)
+    return context.broker.queues.tasks.start(f"acknowledgements of {group_id}", work)
 
 
 async def _acknowledge_all(
@@ -259,7 +258,7 @@ class _Fetch:
             if found is not None:
                 self.partitions.append(found)
             else:
-                loading.append(asyncio.ensure_future(self._load(partition, key)))
+                loading.append(queues.tasks.start(f"fetch from {key}", self._load(partition, key)))
         if loading and self.is_over:
             await asyncio.gather(*loading)
         self._read_enough()
@@ -427,8 +426,3 @@ def _partition_data(
             answer.current_leader.leader_id = leader.leader_id
             answer.current_leader.leader_epoch = leader.leader_epoch
     return answer
-
-
-def _look_at(task: asyncio.Future[Outcomes]) -> None:
-    if not task.cancelled():
-        task.exception()

@@ -261,9 +261,9 @@ def _read_partition(row: list[Any]) -> PartitionState:
     return PartitionState(
         _ints(replicas),
         _ints(isr),
-        int(leader),
-        int(leader_epoch),
-        int(partition_epoch),
+        _int(leader),
+        _int(leader_epoch),
+        _int(partition_epoch),
         _ints(adding),
         _ints(removing),
         _ints(elr),
@@ -272,7 +272,22 @@ def _read_partition(row: list[Any]) -> PartitionState:
 
 
 def _ints(row: Iterable[Any]) -> tuple[int, ...]:
-    return tuple(int(number) for number in row)
+    return tuple(map(_int, row))
+
+
+def _int(number: Any) -> int:
+    """A whole number; what is none is damage, and not rounded to one."""
+    if type(number) is not int:
+        raise TypeError(f"{number!r} is not a whole number")
+    return number
+
+
+def _uuid(text: str) -> uuid.UUID:
+    """An id in the one form in which ids are written; Python would take others for it, too."""
+    found = uuid.UUID(text)
+    if found.hex != text:
+        raise ValueError(f"{text!r} is not how an id is written")
+    return found
 
 
 def _write_endpoint(endpoint: Endpoint) -> list[Any]:
@@ -293,7 +308,9 @@ def _write_broker(change: BrokerRegistered) -> dict[str, Any]:
 
 
 def _read_broker(fields: dict[str, Any]) -> BrokerRegistered:
-    endpoints = tuple(Endpoint(listener, host, int(port), sec) for listener, host, port, sec in fields.pop("endpoints"))
+    endpoints = tuple(
+        Endpoint(listener, host, _int(port), sec) for listener, host, port, sec in fields.pop("endpoints")
+    )
     directories = _read_directories(fields.pop("directories", []))
     return BrokerRegistered(endpoints=endpoints, directories=directories, **fields)
 
@@ -325,11 +342,11 @@ def _write_topic(change: TopicCreated) -> dict[str, Any]:
 
 def _read_topic(fields: dict[str, Any]) -> TopicCreated:
     partitions = tuple(map(_read_partition, fields.pop("partitions")))
-    return TopicCreated(topic_id=uuid.UUID(fields.pop("topic_id")), partitions=partitions, **fields)
+    return TopicCreated(topic_id=_uuid(fields.pop("topic_id")), partitions=partitions, **fields)
 
 
 def _read_deleted(fields: dict[str, Any]) -> TopicDeleted:
-    return TopicDeleted(topic_id=uuid.UUID(fields.pop("topic_id")), **fields)
+    return TopicDeleted(topic_id=_uuid(fields.pop("topic_id")), **fields)
 
 
 def _write_added(change: PartitionsAdded) -> dict[str, Any]:
@@ -338,7 +355,7 @@ def _write_added(change: PartitionsAdded) -> dict[str, Any]:
 
 def _read_added(fields: dict[str, Any]) -> PartitionsAdded:
     partitions = tuple(map(_read_partition, fields.pop("partitions")))
-    return PartitionsAdded(topic_id=uuid.UUID(fields.pop("topic_id")), partitions=partitions, **fields)
+    return PartitionsAdded(topic_id=_uuid(fields.pop("topic_id")), partitions=partitions, **fields)
 
 
 def _write_changed(change: PartitionChanged) -> dict[str, Any]:
@@ -347,7 +364,7 @@ def _write_changed(change: PartitionChanged) -> dict[str, Any]:
 
 def _read_changed(fields: dict[str, Any]) -> PartitionChanged:
     state = _read_partition(fields.pop("state"))
-    return PartitionChanged(topic_id=uuid.UUID(fields.pop("topic_id")), state=state, **fields)
+    return PartitionChanged(topic_id=_uuid(fields.pop("topic_id")), state=state, **fields)
 
 
 def _write_config(change: ConfigChanged) -> dict[str, Any]:

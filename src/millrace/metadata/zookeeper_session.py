@@ -54,6 +54,7 @@ from kazoo.retry import KazooRetry
 from millrace.clock import Clock
 from millrace.errors import ConfigError, StorageError
 from millrace.metadata.store import SessionState
+from millrace.tasks import awaited
 
 logger = logging.getLogger(__name__)
 # kazoo reports every attempt to connect as a warning; this module says once that the connection is gone or back.
@@ -238,7 +239,7 @@ class ZooKeeperSession:
         self._client = client
         client.start_async()
         try:
-            await self._at_most(self._connection_timeout_ms / 1000, asyncio.ensure_future(self._connected.wait()))
+            await self._at_most(self._connection_timeout_ms / 1000, awaited(self._connected.wait()))
             if not self._connected.is_set():
                 raise StorageError(
                     f"no ZooKeeper answered at {self.hosts} within {self._connection_timeout_ms} ms; "

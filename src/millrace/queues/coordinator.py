@@ -7,7 +7,7 @@ Owner of the shards and of their tasks. Every failure is an ApiError. Not here: 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Mapping
 from uuid import UUID
 
 from millrace.clock import Clock
@@ -19,6 +19,7 @@ from millrace.queues.shard import ShareShard
 from millrace.queues.state import Summary, Write, partition_for
 from millrace.replication.sharded import ShardedCoordinator
 from millrace.replication.state_topic import StateTopic
+from millrace.tasks import Work
 
 log = logging.getLogger(__name__)
 
@@ -36,9 +37,8 @@ class ShareCoordinator(ShardedCoordinator[ShareShard]):
         prune: Callable[[int, int], object],
     ) -> None:
         """`partitions_of` a topic: 0 where there is none. `prune(index, offset)` cuts the start off a partition."""
-        super().__init__(state_topic)
+        super().__init__(state_topic, clock)
         self.settings = settings
-        self._clock = clock
         self._partitions_of = partitions_of
         self._prune = prune
 
@@ -49,13 +49,13 @@ class ShareCoordinator(ShardedCoordinator[ShareShard]):
     def _make_shard(self, index: int, leader_epoch: int) -> ShareShard:
         return ShareShard(index, leader_epoch, topic=self._topic, settings=self.settings, clock=self._clock)
 
-    def _housekeeping(self) -> Iterable[Coroutine[None, None, None]]:
-        return self._rewrite_for_ever(), self._prune_for_ever()
+    def _housekeeping(self) -> Mapping[str, Work]:
+        return {"share state snapshots": self._rewrite_for_ever, "share state pruning": self._prune_for_ever}
 
     def topic_deleted(self, topic_id: UUID) -> None:
         """Forget the state of a topic that is gone; the tombstones are written in the background."""
         for shard in self._active():
-            self._chore(self._tend(shard, shard.forget_topics({topic_id})))
+            self._chore("share state of a deleted topic", self._tend(shard, shard.forget_topics({topic_id})))
 
     def partition_for(self, key: ShareKey) -> int:
         """Where the state of a share-partition is kept."""
@@ -129,3 +129,5 @@ class ShareCoordinator(ShardedCoordinator[ShareShard]):
                         self._prune(shard.index, shard.superfluous_before)
                     except (ApiError, StorageError) as error:
                         log.warning("the start of %r stays: %s", shard, error)
+                    except Exception:  # of one log: the others go on
+                        log.exception("the start of %r stays", shard)

@@ -68,26 +68,21 @@ class ShareShard:
     # ------------------------------------------------------------------------------------------------------------ life
 
     async def run(self) -> None:
-        """Load the partition, then confirm writes until cancelled. A failure closes the shard: it answers no more."""
+        """Load the partition, then confirm writes until cancelled. Whatever ends that closes the shard."""
         try:
             await self._load()
             self.state = ShardState.ACTIVE
             self.loaded.set()
             log.log(logging.INFO if self.states else logging.DEBUG, "loaded %r", self)
             await self._writer.confirm()
-        except (ApiError, StorageError) as error:
-            log.warning("%r gives up: %s", self, error)
-            self.close()
-        except Exception:
-            log.exception("%r has failed", self)
+        finally:
             self.close()
 
-    def close(self) -> tuple[()]:
+    def close(self) -> None:
         """Answer everybody who waits with NOT_COORDINATOR, and stop. The task is the coordinator's to cancel."""
         self.state = ShardState.CLOSED
         self.loaded.set()
         self._writer.close(ErrorCode.NOT_COORDINATOR)
-        return ()
 
     async def _load(self) -> None:
         async for record in self._topic.replay(self.index):

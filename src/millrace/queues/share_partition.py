@@ -37,6 +37,7 @@ from millrace.queues.settings import QueueSettings
 from millrace.queues.state import NO_START, Write
 from millrace.records.batch import Batch, split
 from millrace.storage.compaction import AbortedBatches
+from millrace.tasks import Tasks
 
 if TYPE_CHECKING:
     from millrace.clock import Clock, Timer
@@ -121,6 +122,7 @@ class SharePartition:
         self._state_epoch = 0
         self._waiting: list[tuple[Acknowledgement, asyncio.Future[None]]] = []
         self._to_store: list[StateBatch] = []
+        self._tasks = Tasks(clock)
         self._writing: asyncio.Task[None] | None = None
         self._letters: deque[DeadLetter] = deque()
         self._posting: asyncio.Task[None] | None = None
@@ -173,9 +175,7 @@ class SharePartition:
         waiting, self._waiting = self._waiting, []
         for _, done in waiting:
             _fail(done, error)
-        for task in (self._writing, self._posting):
-            if task is not None:
-                task.cancel()
+        self._tasks.cancel()
         self._wake()
 
     async def written(self) -> None:
@@ -308,7 +308,7 @@ class SharePartition:
 
     def _begin_writing(self) -> None:
         if self._writing is None and self.error is None:
-            self._writing = asyncio.get_running_loop().create_task(self._write(), name=f"state of {self.key}")
+            self._writing = self._tasks.start(f"state of {self.key}", self._write())
 
     async def _write(self) -> None:
         try:
@@ -344,6 +344,9 @@ class SharePartition:
             if error.code in _FENCED:
                 problem = ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER, error.message)
                 self.close(problem)
+        except Exception:
+            log.exception("the state of %r is not stored", self)
+            problem = ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, "the state could not be stored")
         finally:
             for acknowledgement, done in waiting:
                 self._carry_out(window.settle(acknowledgement, is_stored=problem is None, now_ms=self._now_ms()))
@@ -360,7 +363,7 @@ class SharePartition:
         if changes.dead_letters:
             self._letters.extend(changes.dead_letters)
             if self._posting is None and self.error is None:
-                self._posting = asyncio.get_running_loop().create_task(self._post(), name=f"letters of {self.key}")
+                self._posting = self._tasks.start(f"letters of {self.key}", self._post())
         if changes.store:
             self._to_store.extend(changes.store)
             self._begin_writing()

@@ -13,18 +13,19 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 from uuid import UUID
 
 from millrace.clock import Clock
 from millrace.cluster.channel import within
-from millrace.errors import ApiError, ErrorCode
+from millrace.errors import ApiError, ErrorCode, MillraceError
 from millrace.queues.dead_letter_office import Office
 from millrace.queues.records import ShareKey
 from millrace.queues.sessions import ShareSessions
 from millrace.queues.settings import QueueSettings
 from millrace.queues.share_partition import Persister, SharePartition
 from millrace.replication.partition import Partition
+from millrace.tasks import Tasks, awaited
 
 _FAREWELL_S: Final = 5.0
 """How long a new member waits until what the last ones left behind is stored."""
@@ -50,6 +51,9 @@ class SharePartitions:
         self._persister = persister
         self._office = office
         self._clock = clock
+        self.tasks = Tasks(clock, told=(MillraceError,))
+        """What members have asked for, and what happens whether or not they still wait."""
+        self._tasks = Tasks(clock, told=(MillraceError,))
         self._partitions: dict[ShareKey, SharePartition] = {}
         self._loading: dict[ShareKey, asyncio.Task[SharePartition]] = {}
         self._farewells: dict[str, _Farewell] = {}
@@ -83,10 +87,9 @@ class SharePartitions:
             self._drop(key, partition.not_leader())
         loading = self._loading.get(key)
         if loading is None:
-            loading = asyncio.get_running_loop().create_task(self._load(key, partition), name=f"load {key}")
+            loading = self._tasks.start(f"load {key}", self._load(key, partition))
             self._loading[key] = loading
             loading.add_done_callback(lambda _: self._loading.pop(key, None))
-            loading.add_done_callback(_look_at)
         return await asyncio.shield(loading)
 
     def end_session(self, group_id: str, member_id: str) -> None:
@@ -95,7 +98,7 @@ class SharePartitions:
             return
         farewell = self._farewells.get(group_id)
         if farewell is None:
-            task = asyncio.get_running_loop().create_task(self._see_off(group_id), name=f"farewells of {group_id}")
+            task = self._tasks.start(f"farewells of {group_id}", self._see_off(group_id))
             farewell = self._farewells[group_id] = _Farewell(task)
         farewell.leavers.append(member_id)
         if not self.sessions.has_members(group_id):
@@ -119,15 +122,13 @@ class SharePartitions:
         error = ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "the broker is shutting down")
         for key in list(self._partitions):
             self._drop(key, error)
-        for task in (*self._loading.values(), *(each.task for each in self._farewells.values())):
-            task.cancel()
+        self._tasks.cancel()
 
     async def stop(self) -> None:
         """Return when nothing runs any more."""
         self.begin_closing()
-        await asyncio.gather(
-            *self._loading.values(), *(each.task for each in self._farewells.values()), return_exceptions=True
-        )
+        await self._tasks.stop()
+        await self.tasks.stop()
 
     async def _load(self, key: ShareKey, partition: Partition) -> SharePartition:
         made = SharePartition(
@@ -165,8 +166,8 @@ class SharePartitions:
         left = {key: found for key, found in self._partitions.items() if key.group_id == group_id}
         # Dead letters are still written: otherwise they would wait for the next member. If one comes, they are left to
         # what it loads, but not writes of state: those would come after what it reads.
-        settled = asyncio.ensure_future(_settled(left.values()))
-        came = asyncio.ensure_future(farewell.somebody_came.wait())
+        settled: asyncio.Future[Any] = awaited(_settled(left.values()))
+        came: asyncio.Future[Any] = awaited(farewell.somebody_came.wait())
         try:
             await asyncio.wait({settled, came}, return_when=asyncio.FIRST_COMPLETED)
             await asyncio.gather(*(found.written() for found in left.values()))
@@ -199,8 +200,3 @@ async def _released(partition: SharePartition, member_id: str) -> None:
     # Where it cannot be stored the locks run out by themselves.
     with contextlib.suppress(ApiError):
         await partition.release(member_id)
-
-
-def _look_at(task: asyncio.Task[SharePartition]) -> None:
-    if not task.cancelled():
-        task.exception()

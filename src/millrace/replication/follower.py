@@ -4,6 +4,11 @@ The same Fetch API as a consumer's, as a replica: a fetch offset promises that e
 in `flush.mode=group`, because the leader commits on the strength of it. So a fetch is sent only after what the last one
 brought was flushed.
 
+One partition never holds up the others of its leader. One whose log raises, or whose answer was an error, is left out
+of the fetch and tried again after a pause that grows; the first failure is logged, and that it is over. What was
+brought is given a moment to reach the disk, nearly always enough for all of it; a partition that takes longer is left
+out until it has been flushed.
+
 Truncation follows leader epochs: a fetch carries the epoch of the last record here, the leader answers where its log
 and this one part, and what lies beyond is cut (KIP-101, KIP-279, KIP-595).
 
@@ -26,7 +31,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from millrace.client.connection import Connection
-from millrace.errors import ApiError, ErrorCode, ProtocolError, StorageError
+from millrace.errors import ApiError, ErrorCode, MillraceError, ProtocolError
+from millrace.tasks import Tasks, cancel
 from millrace.wire.messages.fetch import FetchRequest, FetchResponse
 
 if TYPE_CHECKING:
@@ -42,6 +48,8 @@ Address = tuple[str, int]
 FETCH_VERSION: Final = 16
 FIRST_PAUSE_S: Final = 0.02
 """After the first failure; doubled for each that follows, up to replica.fetch.backoff.ms."""
+FLUSH_PATIENCE_S: Final = 0.1
+"""How long a session waits for the flush of what it has brought before it goes on without that."""
 _FINAL_EPOCH: Final = 2**31 - 1
 _GRACE_MS: Final = 5_000
 
@@ -94,7 +102,7 @@ class Fetchers:
         self._addresses: dict[int, Address] = {}
         self._fetchers: dict[int, Fetcher] = {}
         self._leaders: dict[Partition, int] = {}
-        self._ending: set[asyncio.Task[None]] = set()
+        self.tasks = Tasks(clock)
         self._stopped = False
 
     def __repr__(self) -> str:
@@ -103,10 +111,9 @@ class Fetchers:
     async def stop(self) -> None:
         """Fetch nothing any more; returns when every task has ended."""
         self._stopped = True
-        for leader in list(self._fetchers):
-            self._end(leader)
-        if self._ending:
-            await asyncio.wait(self._ending)
+        self._fetchers.clear()
+        self._leaders.clear()
+        await self.tasks.stop()
 
     def assign(self, partition: Partition) -> None:
         """Fetch from the leader that the partition's state names, in that epoch."""
@@ -130,7 +137,8 @@ class Fetchers:
         fetcher = self._fetchers[leader]
         fetcher.remove(partition)
         if fetcher.is_idle:
-            self._end(leader)
+            del self._fetchers[leader]
+            cancel(fetcher.task)
 
     def brokers_changed(self, image: ClusterImage) -> None:
         """Take over the addresses of the image."""
@@ -142,12 +150,6 @@ class Fetchers:
         for leader, fetcher in self._fetchers.items():
             fetcher.set_address(self._addresses.get(leader))
 
-    def _end(self, leader: int) -> None:
-        task = self._fetchers.pop(leader).task
-        task.cancel()
-        self._ending.add(task)
-        task.add_done_callback(self._ending.discard)
-
 
 @dataclass(slots=True)
 class _Place:
@@ -155,10 +157,16 @@ class _Place:
 
     partition: Partition
     leader_epoch: int
-    sent: tuple[int, int] | None = None
-    """Fetch offset and last epoch as last sent in this session; None where the session does not have it."""
+    sent: tuple[int, int, int] | None = None
+    """Fetch offset, last epoch and log start as last sent in this session; None where the session does not have it."""
+    position: tuple[int, int, int] = (0, -1, 0)
+    """The same as it is sent next."""
     failures: int = 0
     not_before: float = 0.0
+    is_unflushed: bool = False
+    """Whether it waits for nothing but the disk."""
+    trouble: str = ""
+    """Why it could not be copied the last time, as it was logged."""
     is_behind: bool = True
     """Whether the leader has committed more than what is here, as far as is known."""
 
@@ -174,7 +182,7 @@ class Fetcher:
         self._changed = asyncio.Event()
         self._session: _Session | None = None
         self._pause_s = 0.0
-        self.task = asyncio.get_running_loop().create_task(self._run(), name=f"fetch from broker {leader}")
+        self.task = owner.tasks.keep(f"fetch from broker {leader}", self._run)
 
     def __repr__(self) -> str:
         return f"Fetcher(broker {self.leader}, {len(self.places)} partitions)"
@@ -279,7 +287,7 @@ class _Session:
         self._epoch = 0
         for place in self._places.values():
             place.sent = None
-            place.failures, place.not_before = 0, 0.0
+            place.failures, place.not_before, place.is_unflushed = 0, 0.0, False
 
     def end(self) -> None:
         self._ended = True
@@ -306,17 +314,21 @@ class _Session:
             touched = self._take(response)
 
     async def _flush(self, touched: Iterable[_Place]) -> None:
-        """Wait until what these partitions have may be promised."""
-        wake = self._wake
+        """Wait until what these partitions have may be promised, or for as long as the others can wait for it."""
+        until_s: float | None = None
         for place in touched:
-            partition = place.partition
-            while not self._ended and self._is_current(place) and not partition.is_flushed:
-                wake.clear()
-                partition.flush_watchers.add(wake.set)
-                try:
-                    await wake.wait()
-                finally:
-                    partition.flush_watchers.discard(wake.set)
+            while not self._ended and self._is_current(place) and not self._is_flushed(place):
+                now = self._clock.monotonic()
+                until_s = now + FLUSH_PATIENCE_S if until_s is None else until_s
+                if now >= until_s:
+                    break
+                await self._sleep(until_s - now, (place,))
+
+    def _is_flushed(self, place: _Place) -> bool:
+        try:
+            return place.partition.is_flushed
+        except Exception:  # noqa: BLE001 - `_prepare` meets it as well, and says so
+            return True
 
     async def _rest(self) -> None:
         """While every partition has to wait there is nothing to ask for: a fetch of nothing is answered at once."""
@@ -324,25 +336,52 @@ class _Session:
             now = self._clock.monotonic()
             pause_s = math.inf
             for place in self._places.values():
-                wait_s = self._wait_of(place, now)
+                wait_s = self._prepare(place, now)
                 if wait_s <= 0:
                     return
                 pause_s = min(pause_s, wait_s)
-            self._wake.clear()
-            timer = self._clock.call_later(pause_s, self._wake.set)
-            try:
-                await self._wake.wait()
-            finally:
-                timer.cancel()
+            await self._sleep(pause_s, [place for place in self._places.values() if place.is_unflushed])
 
-    def _wait_of(self, place: _Place, now: float) -> float:
-        """How long a partition has to wait before it is fetched again: it failed, or it has used its quota."""
+    async def _sleep(self, seconds: float, unflushed: Iterable[_Place]) -> None:
+        """Until the time is up, one of these partitions was flushed, or the session ends."""
+        wake = self._wake
+        wake.clear()
+        timer = self._clock.call_later(seconds, wake.set)
+        for place in unflushed:
+            place.partition.flush_watchers.add(wake.set)
+        try:
+            await wake.wait()
+        finally:
+            timer.cancel()
+            for place in unflushed:
+                place.partition.flush_watchers.discard(wake.set)
+
+    def _prepare(self, place: _Place, now: float) -> float:
+        """Find out where a partition goes on (`position`): 0, or how long it has to wait before it is fetched again.
+
+        It failed, it is not on disk yet, or it has used its quota.
+        """
         wait_s = place.not_before - now
+        if wait_s > 0 and not place.is_unflushed:
+            return wait_s
         partition = place.partition
+        try:
+            place.position = (*partition.fetch_position(), partition.log.start_offset)
+            if place.position != place.sent and not partition.is_flushed:
+                if wait_s <= 0:
+                    place.is_unflushed = True
+                    partition.log.flush_soon()  # whoever made it wait for the disk may not have asked for that
+                    self._delay(place)
+                return place.not_before - now
+            if place.is_unflushed:
+                place.is_unflushed, place.failures = False, 0
+        except Exception as error:  # noqa: BLE001 - of one log: the others go on
+            self._failed(place, error)
+            return place.not_before - now
         quota = partition.follower_quota
         if quota is not None and place.is_behind and self._owner.broker_id not in partition.state.isr:
-            wait_s = max(wait_s, quota.wait_s())
-        return wait_s
+            return max(quota.wait_s(), 0.0)
+        return 0.0
 
     def _is_current(self, place: _Place) -> bool:
         partition = place.partition
@@ -357,7 +396,7 @@ class _Session:
         topics: dict[uuid.UUID, FetchRequest.FetchTopic] = {}
         forgotten: dict[uuid.UUID, FetchRequest.ForgottenTopic] = {}
         for (topic_id, index), place in self._places.items():
-            wait_s = self._wait_of(place, now)
+            wait_s = self._prepare(place, now)
             if wait_s > 0:
                 wait_ms = min(wait_ms, max(int(wait_s * 1000), 1))
                 if place.sent is not None:
@@ -365,7 +404,7 @@ class _Session:
                     gone = forgotten.setdefault(topic_id, FetchRequest.ForgottenTopic(topic_id=topic_id, partitions=[]))
                     gone.partitions.append(index)
                 continue
-            position = place.partition.fetch_position()
+            position = place.position
             if place.sent != position:
                 place.sent = position
                 topic = topics.setdefault(topic_id, FetchRequest.FetchTopic(topic_id=topic_id, partitions=[]))
@@ -375,7 +414,7 @@ class _Session:
                         current_leader_epoch=place.leader_epoch,
                         fetch_offset=position[0],
                         last_fetched_epoch=position[1],
-                        log_start_offset=place.partition.log.start_offset,
+                        log_start_offset=position[2],
                         partition_max_bytes=settings.max_partition_bytes,
                     )
                 )
@@ -413,16 +452,27 @@ class _Session:
                     continue
                 try:
                     self._take_one(found, answer)
-                    found.failures = 0
-                    touched.append(found)
-                except StorageError as error:
-                    logger.error("%r cannot be copied to: %s", found.partition, error)  # noqa: TRY400
-                    self._delay(found)
-                except ApiError as error:
-                    level = logging.DEBUG if error.code in _PASSING else logging.WARNING
-                    logger.log(level, "%r cannot be copied now: %s", found.partition, error)
-                    self._delay(found)
+                except Exception as error:  # noqa: BLE001 - of one log: the others go on
+                    self._failed(found, error)
+                    continue
+                if found.trouble:
+                    logger.info("%r is copied again", found.partition)
+                found.failures, found.trouble = 0, ""
+                touched.append(found)
         return touched
+
+    def _failed(self, place: _Place, error: Exception) -> None:
+        """Leave a partition out for a while; said once for as long as it is the same."""
+        text = str(error)
+        if isinstance(error, ApiError) and error.code in _PASSING:
+            logger.debug("%r cannot be copied now: %s", place.partition, text)
+        elif text != place.trouble:
+            place.trouble = text
+            level = logging.WARNING if isinstance(error, ApiError) else logging.ERROR
+            trace = None if isinstance(error, MillraceError) else error
+            logger.log(level, "%r cannot be copied, and is tried again: %s", place.partition, text, exc_info=trace)
+        place.is_unflushed = False
+        self._delay(place)
 
     def _delay(self, place: _Place) -> None:
         longest_s = self._owner.settings.max_pause_s

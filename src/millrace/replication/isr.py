@@ -28,6 +28,7 @@ class Follower:
     broker_epoch: int = -1
     caught_up_at: float = NEVER
     """When it last had everything that the leader had."""
+    log_start: int = UNKNOWN_OFFSET
     _fetched_at: float = NEVER
     _leader_end: int = UNKNOWN_OFFSET
 
@@ -45,6 +46,10 @@ class Follower:
         self.broker_epoch = broker_epoch
         self._fetched_at = now
         self._leader_end = leader_end
+
+    def forgotten(self) -> Follower:
+        """The same follower before its first fetch; an incarnation that is over stays over."""
+        return Follower(self.broker_id, broker_epoch=self.broker_epoch)
 
     def is_in_step(self, leader_end: int, now: float, max_lag_s: float) -> bool:
         """Whether it has everything, or had it no longer than `max_lag_s` ago."""

@@ -13,6 +13,7 @@ image, through `replicas`), fetching (`follower`), asking for another ISR (`prop
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
@@ -24,7 +25,7 @@ from millrace.records.batch import read_header, split
 from millrace.replication import isr
 from millrace.replication.isr import Follower
 from millrace.replication.watermark import Reached, Watcher, Watermark
-from millrace.storage.settings import FlushMode
+from millrace.storage.settings import FlushMode, LogConfig
 
 if TYPE_CHECKING:
     from millrace.clock import Clock
@@ -69,6 +70,8 @@ class Partition:
         """Called when more of the log is on disk: a follower that may not promise it before (`is_flushed`)."""
         self.end_watchers: set[Callable[[int], None]] = set()
         """Followers whose fetch waits for more: called with the size of every append, or with 0 if that was in vain."""
+        self.start_watchers: set[Watcher] = set()
+        """Called when a follower's log begins elsewhere, or may not be waited for any more (`wait_deleted`)."""
         self.wants_isr: Callable[[Partition], object] | None = None
         """Called when the leader wants another ISR than the image has; `wanted_isr` says which."""
         self.leader_quota: ReplicationQuota | None = None
@@ -131,6 +134,14 @@ class Partition:
             log.assign_epoch(self.leader_epoch)  # a log without records has not written down its epochs
         self._note_flushed()
 
+    def apply_config(self, config: LogConfig) -> None:
+        """Give the log other settings. With another `flush.mode`, what may be committed or promised is another."""
+        log = self.log
+        mode_before = log.config.flush_mode
+        log.apply_config(config)
+        if config.flush_mode is not mode_before and log.failure is None:
+            self._note_flushed()
+
     @property
     def is_open(self) -> bool:
         return self._log is not None
@@ -166,6 +177,7 @@ class Partition:
     def lead(self, state: PartitionState) -> None:
         """Lead from now on, or go on with another ISR: `state` is new in the image and names this broker leader."""
         begins = not self.is_leader or state.leader_epoch != self.leader_epoch
+        left = {*self.state.isr} - {*state.isr}
         self.state = state
         self._proposed = None
         if begins:
@@ -179,11 +191,12 @@ class Partition:
                     in_sync = broker_id in state.isr
                     self._followers[broker_id] = Follower(broker_id, caught_up_at=now if in_sync else isr.NEVER)
         else:
-            self._followers = {
-                broker_id: self._followers.get(broker_id) or Follower(broker_id)
-                for broker_id in state.replicas
-                if broker_id != self.broker_id
-            }
+            known, self._followers = self._followers, {}
+            for broker_id in state.replicas:
+                if broker_id != self.broker_id:
+                    follower = known.get(broker_id) or Follower(broker_id)
+                    # Whoever was taken out has to show itself by a fetch: commits must not wait for its return before.
+                    self._followers[broker_id] = follower.forgotten() if broker_id in left else follower
         self._alone = not self._followers
         self._judge_min_isr()
         if self._log is not None:
@@ -204,13 +217,24 @@ class Partition:
             self.under_min_isr = False
             self.high_watermark.fail(self.not_leader())
             self._wake_end(0)
+            self._wake_start()
             if self._log is not None:
                 self._log.flush_patience_s = 0.0
 
     def _begin_epoch(self, log: Log) -> None:
-        log.assign_epoch(self.leader_epoch)
-        self._epoch_start = log.end_offset
+        try:
+            log.assign_epoch(self.leader_epoch)
+            self._epoch_start = log.end_offset
+        except Exception:
+            # Nobody may lead with a log that does not know the epoch: it is closed, and the next use tries again.
+            self._let_go(log)
+            raise
         self._advance()
+
+    def _let_go(self, log: Log) -> None:
+        self._remembered = self.high_watermark.offset
+        log.on_flushed.remove(self._note_flushed)
+        self._log = self._committed = None
 
     def set_min_insync_replicas(self, count: int) -> None:
         self.min_insync_replicas = count
@@ -233,6 +257,7 @@ class Partition:
         """Brokers came or went: a replica that was about to join, and was waited for, may be dead."""
         if self.is_leader and not self._alone:
             self._advance()
+            self._wake_start()
 
     def not_leader(self) -> ApiError:
         return ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"broker {self.broker_id} does not lead this partition")
@@ -291,6 +316,19 @@ class Partition:
         if future is not None:
             await future
 
+    @property
+    def unsettled_end(self) -> int | None:
+        """Up to where records may be acknowledged and are not committed, for want of this broker's disk alone.
+
+        acks=1 does not wait for the disk. Where there is no other replica a client expects to find what was
+        acknowledged, so whoever asks for it waits up to here (docs/decisions/0003). None where there is nothing such.
+        """
+        log = self._log
+        if log is None or not self._alone or not self.is_leader or log.failure is not None:
+            return None
+        end = log.end_offset
+        return end if end > self.high_watermark.offset else None
+
     def _wake_end(self, size_bytes: int) -> None:
         for watcher in tuple(self.end_watchers):
             watcher(size_bytes)
@@ -298,6 +336,7 @@ class Partition:
     # ------------------------------------------------------------------------------------------------------ committing
 
     def _note_flushed(self) -> None:
+        """More of the log counts: it is on disk, or need not be any more."""
         if self.is_leader:
             self._advance()
         for watcher in tuple(self.flush_watchers):
@@ -361,11 +400,12 @@ class Partition:
         *,
         at_least_one: bool,
         flush_patience_s: float = 0.0,
+        log_start: int = isr.UNKNOWN_OFFSET,
     ) -> ReadResult | tuple[int, int]:
         """Batches for a follower from `offset` on, committed or not; or where its log diverges: (epoch, its end).
 
-        The follower has everything below `offset`, which may move the high watermark. OFFSET_OUT_OF_RANGE where the
-        log does not reach.
+        The follower has everything from `log_start` up to `offset`, which may move the high watermark and the low one.
+        OFFSET_OUT_OF_RANGE where the log does not reach.
 
         What is appended next cannot be committed before it was fetched: where fetches wait for more, it need not be
         flushed any sooner. `flush_patience_s` is how long it may wait for a fetch that does not come.
@@ -385,6 +425,9 @@ class Partition:
                 ErrorCode.OFFSET_OUT_OF_RANGE, f"offset {offset} is not in {log.start_offset}..{log.end_offset}"
             )
         follower.fetched(offset, broker_epoch, log.end_offset, self._clock.monotonic())
+        if log_start != follower.log_start:
+            follower.log_start = log_start
+            self._wake_start()
         if broker_id not in self.state.isr and self.wants_isr is not None and self._proposed is None:
             self._consider_joining(follower)
         self._advance()
@@ -528,7 +571,32 @@ class Partition:
         if target < 0 or target > committed:
             raise ApiError(ErrorCode.OFFSET_OUT_OF_RANGE, f"offset {offset} is beyond the high watermark {committed}")
         self.log.delete_records_before(target)
+        self._wake_end(0)  # followers need not wait for records before they hear of it
         return self.log.start_offset
+
+    @property
+    def low_watermark(self) -> int:
+        """Where the last of the live replicas begins; UNKNOWN_OFFSET while one was not heard of."""
+        followers = (each.log_start for each in self._followers.values() if self.is_eligible(each.broker_id, -1))
+        return min(self.log.start_offset, min(followers, default=self.log.start_offset))
+
+    async def wait_deleted(self, offset: int) -> int:
+        """Return the low watermark once it is at `offset` or above: no live replica has anything older."""
+        moved = asyncio.Event()
+        self.start_watchers.add(moved.set)
+        try:
+            while (mark := self.low_watermark) < offset:
+                await moved.wait()
+                moved.clear()
+                if not self.is_leader:
+                    raise self._closed or self.not_leader()
+        finally:
+            self.start_watchers.discard(moved.set)
+        return mark
+
+    def _wake_start(self) -> None:
+        for watcher in tuple(self.start_watchers):
+            watcher()
 
     def enforce_retention(self) -> None:
         """Drop segments that are too old or too many; never one that is not committed."""
@@ -549,6 +617,7 @@ class Partition:
         self.is_leader = False
         self.high_watermark.fail(reason)
         self._wake_end(0)
+        self._wake_start()
         if self._log is not None:
             self._log.on_flushed.remove(self._note_flushed)
 

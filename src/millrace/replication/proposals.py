@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final
 
 from millrace.cluster.elections import IsrProposal
 from millrace.errors import ApiError, ErrorCode
+from millrace.tasks import Tasks
 
 if TYPE_CHECKING:
     from millrace.clock import Clock
@@ -65,25 +66,18 @@ class IsrProposals:
         self._wanting: dict[Partition, None] = {}
         self._under_way: dict[Partition, IsrProposal] = {}
         self._wanted = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks = Tasks(clock)
 
     def __repr__(self) -> str:
         return f"IsrProposals({len(self._wanting)} waiting)"
 
     def start(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._tasks = [
-            loop.create_task(self._propose_for_ever(), name="isr-proposals"),
-            loop.create_task(self._check_for_ever(), name="isr-check"),
-        ]
+        self._tasks.keep("isr-proposals", self._propose_for_ever)
+        self._tasks.keep("isr-check", self._check_for_ever)
 
     async def stop(self) -> None:
         """End the tasks; a proposal under way may still happen."""
-        tasks, self._tasks = self._tasks, []
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await self._tasks.stop()
 
     def consider(self, partition: Partition) -> None:
         """Look at this partition's ISR soon."""

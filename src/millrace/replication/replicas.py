@@ -11,12 +11,13 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, Protocol
 
 from millrace.cluster.elections import Placement, may_be_in_sync
 from millrace.cluster.image import ClusterImage, TopicImage
 from millrace.config import LONG_MAX, BrokerConfig, TopicConfig, topic_config
-from millrace.errors import ApiError, CorruptLogError, ErrorCode, LostLogError, StorageError
+from millrace.errors import ApiError, CorruptLogError, ErrorCode, LostLogError, MillraceError, StorageError
 from millrace.metadata.deltas import (
     BrokerFenced,
     BrokerRegistered,
@@ -297,7 +298,8 @@ class Replicas:
         touched: dict[uuid.UUID, set[int]] = {}
         for change in changes:
             if isinstance(change, TopicDeleted):
-                self._remove(old.topics_by_id.get(change.topic_id))
+                with _apart(f"the topic {change.topic_id} that is deleted"):
+                    self._remove(old.topics_by_id.get(change.topic_id))
             elif isinstance(change, TopicCreated):
                 touched[change.topic_id] = set(range(len(change.partitions)))
             elif isinstance(change, PartitionsAdded):
@@ -306,11 +308,13 @@ class Replicas:
             elif isinstance(change, PartitionChanged):
                 touched.setdefault(change.topic_id, set()).add(change.index)
             elif isinstance(change, ConfigChanged):
-                self._reconfigure(change)
+                with _apart(f"the settings of {change.name or 'all brokers'}"):
+                    self._reconfigure(change)
         if any(isinstance(change, BrokerRegistered | BrokerFenced) for change in changes):
             self.followed.brokers_changed(new)
             for partition in self:
-                partition.reconsider()
+                with _apart(partition):
+                    partition.reconsider()
         for topic_id, indexes in touched.items():
             topic = new.topics_by_id.get(topic_id)
             if topic is not None:  # created and deleted again within one delta
@@ -327,7 +331,10 @@ class Replicas:
             state = topic.partitions[index]
             before = slots[index]
             epoch_before = None if before is None else before.leader_epoch
-            partition = slots[index] = self._take_one(topic, index, state)
+            with _apart(f"{topic.name}-{index}"):
+                self._take_one(topic, index, state)
+            held = self._held.get(TopicPartition(topic.name, index))
+            partition = slots[index] = held if held is not None and held.is_leader else None
             if before is not None and partition is None:
                 unled.append(before)
             elif partition is not None and partition.leader_epoch != epoch_before:
@@ -335,23 +342,24 @@ class Replicas:
         for listeners, partitions in ((self.on_unled, unled), (self.on_led, led)):
             if partitions:
                 for listener in listeners:
-                    listener(topic.name, partitions)
+                    with _apart(topic.name):
+                        listener(topic.name, partitions)
 
-    def _take_one(self, topic: TopicImage, index: int, state: PartitionState) -> Partition | None:
-        """The replica in its new role; returned only where this broker leads it."""
+    def _take_one(self, topic: TopicImage, index: int, state: PartitionState) -> None:
+        """Give the replica its new role."""
         place = TopicPartition(topic.name, index)
         partition = self._held.get(place)
         if self._broker_id not in state.replicas:
             if partition is not None:
                 self._drop(partition, ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{place} was moved to other brokers"))
-            return None
+            return
         if partition is None:
             partition = self._held[place] = self._make(topic, index)
         self._compare_place(place, partition, state)
         if state.leader == self._broker_id:
             self.followed.forget(partition)
             partition.lead(state)
-            return partition
+            return
         partition.follow(state)
         if self._is_here(state):
             if partition.open_log is not None and self._is_hopeless(place, partition.open_log):
@@ -359,7 +367,6 @@ class Replicas:
             self.followed.assign(partition)
         else:
             self.followed.forget(partition)
-        return None
 
     def _compare_place(self, place: TopicPartition, partition: Partition, state: PartitionState) -> None:
         """Have the controller told where a replica lies, where the image says something else."""
@@ -478,11 +485,12 @@ class Replicas:
             topic = self._topic_config(name)
             config, min_isr = self._log_config(name), topic.min_insync_replicas
             for partition in partitions:
-                self._limit(partition, topic)
-                if partition.is_open:
-                    partition.log.apply_config(config)
-                if partition.min_insync_replicas != min_isr:
-                    partition.set_min_insync_replicas(min_isr)
+                with _apart(partition):
+                    self._limit(partition, topic)
+                    if partition.is_open:
+                        partition.apply_config(config)
+                    if partition.min_insync_replicas != min_isr:
+                        partition.set_min_insync_replicas(min_isr)
 
     def _take_rates(self) -> None:
         self._leader_quota.set_rate(self._config.get_int(_LEADER_RATE))
@@ -505,6 +513,17 @@ class Replicas:
         config = self._topic_config(topic)
         expiration_ms = self._config.get_int("producer.id.expiration.ms")
         return log_config(config, internal=topic in INTERNAL_TOPICS, producer_expiration_ms=expiration_ms)
+
+
+@contextmanager
+def _apart(what: object) -> Iterator[None]:
+    """One replica that raises while a delta is applied does not keep the rest of the delta from the others."""
+    try:
+        yield
+    except MillraceError as error:
+        logger.error("the new state of the cluster could not be applied to %s: %s", what, error)  # noqa: TRY400
+    except Exception:
+        logger.exception("the new state of the cluster could not be applied to %s", what)
 
 
 def log_config(config: TopicConfig, *, internal: bool, producer_expiration_ms: int) -> LogConfig:

@@ -2,7 +2,8 @@
 
 A shard is made when this broker begins to lead its partition, loads it, and answers until another broker leads it. It
 answers only in the leader epoch under which it was loaded, because an answer from the memory of a former coordinator
-can be fatal to a client (KAFKA-21181).
+can be fatal to a client (KAFKA-21181). A shard that fails while this broker leads, because its log could not be read or
+written, is replaced by a new one that loads again, after a pause; whoever asks meanwhile is told to wait.
 
 Owner of the shards, of their tasks and of the coordinator's chores; everything runs on the loop. Not here: what a shard
 keeps (`groups.shard`, `queues.shard`), how it writes (`state_writer`).
@@ -11,12 +12,14 @@ keeps (`groups.shard`, `queues.shard`), how it writes (`state_writer`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Mapping
 from enum import Enum
 from typing import Any, Final, Generic, Protocol, TypeVar
 
+from millrace.clock import Clock
 from millrace.errors import ApiError, ErrorCode
 from millrace.replication.state_topic import StateTopic
+from millrace.tasks import Tasks, Work, cancel
 
 WRITE_ERRORS: Final = {
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: ErrorCode.COORDINATOR_NOT_AVAILABLE,
@@ -47,10 +50,13 @@ class StateShard(Protocol):
     """Set when the shard is active or closed."""
 
     async def run(self) -> None:
-        """Load the partition, then confirm writes until cancelled."""
+        """Load the partition, then confirm writes until cancelled; raises what makes that impossible.
 
-    def close(self) -> Iterable[asyncio.Task[Any]]:
-        """Answer everybody who waits with NOT_COORDINATOR, and stop; what still has to come to its end."""
+        However it ends, the shard is closed then, and nothing of it runs any more.
+        """
+
+    def close(self) -> None:
+        """Answer everybody who waits with NOT_COORDINATOR, and stop. Harmless when repeated."""
 
 
 S = TypeVar("S", bound=StateShard)
@@ -59,11 +65,13 @@ S = TypeVar("S", bound=StateShard)
 class ShardedCoordinator(Generic[S]):
     """The shards of one coordinator. Every failure that concerns a whole request is an ApiError."""
 
-    def __init__(self, topic: StateTopic) -> None:
+    def __init__(self, topic: StateTopic, clock: Clock) -> None:
         self._topic = topic
+        self._clock = clock
         self._shards: dict[int, S] = {}
-        self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._chores: set[asyncio.Task[Any]] = set()
+        self._tasks = Tasks(clock)
+        self._leading: dict[int, asyncio.Task[None]] = {}
+        """The task of each partition that is led here."""
         self._closed = False
         self._has_chores = False
 
@@ -73,8 +81,8 @@ class ShardedCoordinator(Generic[S]):
         """A shard that is not loaded yet."""
         raise NotImplementedError
 
-    def _housekeeping(self) -> Iterable[Coroutine[None, None, None]]:
-        """What is done all the time, from the first partition on that is led here."""
+    def _housekeeping(self) -> Mapping[str, Work]:
+        """What is done all the time, by name, from the first partition on that is led here."""
         raise NotImplementedError
 
     # Life
@@ -84,13 +92,12 @@ class ShardedCoordinator(Generic[S]):
         self._closed = True
         for index in list(self._shards):
             self.partition_lost(index)
-        for chore in self._chores:
-            chore.cancel()
+        self._tasks.cancel()
 
     async def stop(self) -> None:
         """Return when nothing of the coordinator runs any more; what is in the log is safe there."""
         self.begin_closing()
-        await asyncio.gather(*self._chores, return_exceptions=True)
+        await self._tasks.stop()
 
     def partition_became_leader(self, index: int) -> None:
         """This broker leads a partition of the topic: load it. A new epoch begins anew."""
@@ -101,28 +108,34 @@ class ShardedCoordinator(Generic[S]):
         self.partition_lost(index)
         if not self._has_chores:
             self._has_chores = True
-            for work in self._housekeeping():
-                self._chore(work)
-        shard = self._shards[index] = self._make_shard(index, epoch)
-        name = f"{self._topic.name}-{index}"
-        self._tasks[index] = asyncio.get_running_loop().create_task(shard.run(), name=name)
+            for name, work in self._housekeeping().items():
+                self._tasks.keep(name, work)
+        self._shards[index] = self._make_shard(index, epoch)
+        self._leading[index] = self._tasks.keep(
+            f"coordinating {self._topic.name}-{index}", lambda: self._lead(index, epoch)
+        )
 
     def partition_lost(self, index: int) -> None:
         """Another broker leads the partition, or nobody does: what it keeps is not ours any more."""
         shard = self._shards.pop(index, None)
         if shard is not None:
-            ending = shard.close()
-            task = self._tasks.pop(index)
-            task.cancel()
-            for each in (task, *ending):
-                self._keep(each)
+            shard.close()
+            cancel(self._leading.pop(index))
 
     async def loaded(self) -> None:
         """Return when no partition is loading any more."""
-        for shard in list(self._shards.values()):
-            await shard.loaded.wait()
+        while loading := [shard for shard in self._shards.values() if shard.state is ShardState.LOADING]:
+            await loading[0].loaded.wait()
 
     # Inside
+
+    async def _lead(self, index: int, leader_epoch: int) -> None:
+        shard = self._shards[index]
+        try:
+            await shard.run()
+        finally:
+            if self._shards.get(index) is shard:  # still led: the next attempt begins from nothing
+                self._shards[index] = self._make_shard(index, leader_epoch)
 
     def _answering(self, index: int, what: str) -> S:
         """The shard that answers for a partition, or the ApiError that says why none does here."""
@@ -139,9 +152,5 @@ class ShardedCoordinator(Generic[S]):
         """The shards that are loaded."""
         return [shard for shard in self._shards.values() if shard.state is ShardState.ACTIVE]
 
-    def _chore(self, work: Coroutine[None, None, None]) -> None:
-        self._keep(asyncio.get_running_loop().create_task(work))
-
-    def _keep(self, task: asyncio.Task[Any]) -> None:
-        self._chores.add(task)
-        task.add_done_callback(self._chores.discard)
+    def _chore(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks.start(name, work)

@@ -5,7 +5,13 @@
 clients are refused at Produce).
 
 Invariants: a record counts only when `wait_committed` has returned; order within a partition is the order of `append`;
-`load` sees everything that was appended before it began, in the order of the log.
+`load` sees everything that was appended before it began, in the order of the log, and nothing that is not committed.
+
+A new leader's log may end with records that are not committed, and that the next leader cuts off again: an answer that
+was given from them would have been wrong. Kafka's coordinators load up to the end of the log, too, but keep snapshots
+and answer from the one at the high watermark. Here there is one state, so loading waits until the high watermark has
+reached the end that it found. Only the coordinator writes to the topic, so that this is the log as the epoch began with
+it, as in `Partition.latest_offset`. Where too few replicas are in sync that waits for them, as every write would.
 """
 
 from __future__ import annotations
@@ -151,7 +157,7 @@ class StateTopic:
         return found
 
     async def replay(self, index: int) -> AsyncIterator[StateRecord]:
-        """Every record that has a key, in the order of the log, up to its end as it is when this begins.
+        """Every record that has a key, in the order of the log, up to its end as it is when this begins, all committed.
 
         For state whose records build on each other. Reads in slices and lets the loop run between them.
         """
@@ -162,7 +168,10 @@ class StateTopic:
 
     async def _batches(self, index: int) -> AsyncIterator[Batch]:
         log = self._leading(index).log
-        offset, end, limit = log.start_offset, log.end_offset, log.end
+        end, limit = log.end_offset, log.end
+        if end > log.start_offset:
+            await self.wait_committed(index, end - 1)
+        offset = self._leading(index).log.start_offset
         while offset < end:
             log = self._leading(index).log  # asked for again: it may have been moved to another directory meanwhile
             data = log.read(offset, _SLICE_BYTES, limit=limit, at_least_one=True).data

@@ -12,8 +12,9 @@ import socket
 from collections.abc import Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from millrace.errors import ConfigError
+from millrace.errors import ConfigError, MillraceError
 from millrace.server.connection import Connection
+from millrace.tasks import Tasks, cancel
 
 if TYPE_CHECKING:
     from millrace.clock import Clock
@@ -58,7 +59,8 @@ class Listener:
         self._sockets: list[socket.socket] = []
         self._servers: list[asyncio.Server] = []
         self._sweeper: asyncio.Task[None] | None = None
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = Tasks(clock, told=(MillraceError,))
+        """Requests that wait, and the sweep."""
         self.connections: set[Connection] = set()
 
     def __repr__(self) -> str:
@@ -98,7 +100,7 @@ class Listener:
         loop = asyncio.get_running_loop()
         for sock in self._sockets:
             self._servers.append(await loop.create_server(self._connect, sock=sock, backlog=BACKLOG))
-        self._sweeper = loop.create_task(self._sweep(), name=f"idle-sweep-{self.name}")
+        self._sweeper = self._tasks.keep(f"idle-sweep-{self.name}", self._sweep)
 
     def _connect(self) -> Connection:
         connection = Connection(
@@ -115,10 +117,7 @@ class Listener:
         return connection
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+        return self._tasks.start("request", work)
 
     async def _sweep(self) -> None:
         """Close connections that sent no whole request for connections.max.idle.ms."""
@@ -143,15 +142,10 @@ class Listener:
         """Answer what has begun, for at most `grace_s`; then close everything."""
         self.stop_accepting()
         if self._sweeper is not None:
-            self._sweeper.cancel()
-            await asyncio.wait([self._sweeper])
+            cancel(self._sweeper)
         for connection in tuple(self.connections):
             connection.drain()
-        if self._tasks:
-            await asyncio.wait(tuple(self._tasks), timeout=grace_s)
+        await self._tasks.ended(grace_s)
         for connection in tuple(self.connections):
             connection.abort()
-        for task in tuple(self._tasks):
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(tuple(self._tasks))
+        await self._tasks.stop()

@@ -146,6 +146,10 @@ class Cleaner:
         except (StorageError, ApiError) as error:
             self._put_off(item.partition, error)
             return None
+        except Exception as error:  # of one log: the others go on
+            logger.exception("%s cannot be looked at", item.partition)
+            self._put_off(item.partition, error)
+            return None
         return dirt if dirt.is_due else None
 
     def _put_off(self, partition: TopicPartition, error: Exception) -> None:

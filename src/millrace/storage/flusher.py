@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from millrace.clock import Clock, Timer
 from millrace.errors import StorageError
@@ -78,6 +78,13 @@ class _SyncThread:
                 return  # the loop is gone, and with it everybody who could want the result
 
 
+class _Delay(NamedTuple):
+    """A log that may wait before it is synced, and for how long."""
+
+    within_s: float
+    timer: Timer
+
+
 class Flusher:
     """Syncs the logs of one directory."""
 
@@ -99,7 +106,7 @@ class Flusher:
         self._on_failure = on_failure
         self._checkpoint = checkpoint
         self._dirty: dict[Log, None] = {}
-        self._delayed: dict[Log, Timer] = {}
+        self._delayed: dict[Log, _Delay] = {}
         self._busy = False
         """A sync is under way or about to begin."""
         self._idle: asyncio.Future[None] | None = None
@@ -123,13 +130,21 @@ class Flusher:
         config = log.config
         if config.flush_mode is FlushMode.INTERVAL:
             within_s = config.flush_interval_ms / 1000
+        delay = self._delayed.get(log)
         if within_s and self._thread is not None:
-            if log not in self._delayed:
-                self._delayed[log] = self._clock.call_later(within_s, lambda: self._wait_is_over(log))
+            if delay is None or within_s < delay.within_s:  # sooner, where its settings have changed
+                self._end_delay(log)
+                timer = self._clock.call_later(within_s, lambda: self._wait_is_over(log))
+                self._delayed[log] = _Delay(within_s, timer)
             return
-        if log in self._delayed:
-            self._delayed.pop(log).cancel()
+        if delay is not None:
+            self._end_delay(log)
         self._add(log)
+
+    def _end_delay(self, log: Log) -> None:
+        delay = self._delayed.pop(log, None)
+        if delay is not None:
+            delay.timer.cancel()
 
     def _wait_is_over(self, log: Log) -> None:
         self._delayed.pop(log, None)
@@ -149,19 +164,16 @@ class Flusher:
     def forget(self, log: Log) -> None:
         """The log is gone: do not touch its files any more. A sync under way ends harmlessly."""
         self._dirty.pop(log, None)
-        timer = self._delayed.pop(log, None)
-        if timer is not None:
-            timer.cancel()
+        self._end_delay(log)
 
     async def stop(self) -> None:
         """Sync what is dirty, then end. When cancelled, the thread's last sync still runs to its end."""
         thread = self._thread
         if thread is None:
             return
-        for log, timer in list(self._delayed.items()):
-            timer.cancel()
+        for log in list(self._delayed):
+            self._end_delay(log)
             self._dirty[log] = None
-        self._delayed.clear()
         if self._dirty and not self._busy:
             self._wake()
         try:

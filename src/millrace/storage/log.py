@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -307,7 +307,7 @@ class Log:
         if leader_epoch != self._latest_epoch:
             self._assign_epoch(leader_epoch, base_offset)
         if header[9] >= 0:
-            self._note_producer(header, base_offset, records, segment)
+            self._note_producer(header, base_offset, records, segment, now_ms)
         self.end_offset = end_offset = last_offset + 1
         self._end = LogPosition(end_offset, segment.base_offset, position + size)
         self._unsynced[segment] = None
@@ -351,7 +351,7 @@ class Log:
             segment.note(header.last_offset, header.largest_timestamp_ms, header.size_bytes)
             self._assign_epoch(header.leader_epoch, header.base_offset)
             if header.producer_id >= 0:
-                self._note_producer(header, header.base_offset, data, segment)
+                self._note_producer(header, header.base_offset, data, segment, now_ms)
         self.end_offset = expected
         self._end = LogPosition(expected, segment.base_offset, segment.size_bytes)
         self._unsynced[segment] = None
@@ -387,9 +387,11 @@ class Log:
         else:
             segment.created_ms = now_ms
 
-    def _note_producer(self, header: BatchHeader, base_offset: int, batch: Buffer, segment: Segment) -> None:
+    def _note_producer(
+        self, header: BatchHeader, base_offset: int, batch: Buffer, segment: Segment, now_ms: int
+    ) -> None:
         if not header.is_control:
-            self._producers.record(header, base_offset)
+            self._producers.record(header, base_offset, now_ms)
             return
         try:
             marker = decode_end_marker(batch)
@@ -398,7 +400,7 @@ class Log:
             return
         if marker is None:
             return
-        aborted = self._producers.record_marker(header, base_offset, marker)
+        aborted = self._producers.record_marker(header, base_offset, marker, now_ms)
         if aborted is not None:
             try:
                 segment.txn_index.append(aborted)
@@ -867,13 +869,33 @@ class Log:
         segment.close()
         self._cache.forget(segment)
         self._unsynced.pop(segment, None)
-        doomed: list[Path] = []
-        for path in segment.paths():
+        return self._mark_deleted(segment.paths())
+
+    def _mark_deleted(self, paths: Iterable[Path]) -> list[Path]:
+        """Rename those of the files that are there; returns their new names."""
+        marked: list[Path] = []
+        for path in paths:
             target = path.with_name(path.name + DELETED_SUFFIX)
             if self._files.size_of(path) is not None:
                 self._files.rename(path, target)
-                doomed.append(target)
-        return doomed
+                marked.append(target)
+        return marked
+
+    def _cut_off(self, segments: list[Segment], end_offset: int) -> list[Path]:
+        """Retire the last segments, newest first, and the snapshots beyond `end_offset`.
+
+        The directory must be synced before anything is written: it may end exactly where a retired segment begins, and
+        if a power cut brought that one back, its records would follow the new ones as if they belonged there.
+        """
+        marked: list[Path] = []
+        for segment in reversed(segments):
+            marked += self._retire(segment)
+        marked += self._mark_deleted(
+            self.directory / name
+            for name in self._files.names(self.directory)
+            if is_offset_file(name, SNAPSHOT_SUFFIX) and int(name[:OFFSET_DIGITS]) > end_offset
+        )
+        return marked
 
     def _remove(self, paths: list[Path]) -> None:
         if self.discard is not None:
@@ -902,12 +924,17 @@ class Log:
         self._lower_flushed(LogPosition(end_offset, active.base_offset, position))
         self._generation += 1
         self._hints.clear()
-        paths: list[Path] = []
-        for segment in self._segments[slot + 1 :]:
-            paths += self._retire(segment)
+        try:
+            paths = self._cut_off(self._segments[slot + 1 :], end_offset)
+            if paths:
+                self._files.sync_directory(self.directory)
+            active.truncate(position, end_offset)
+        except StorageError as error:
+            # Which names and sizes the files have now is for a start to sort out.
+            self.fail(error)
+            raise
         del self._segments[slot + 1 :], self._bases[slot + 1 :]
         self._active = active
-        active.truncate(position, end_offset)
         self._unsynced[active] = None
         self.end_offset = end_offset
         # The batch that went as a whole may have begun below the start.
@@ -934,14 +961,9 @@ class Log:
         if not self._loaded:
             self._load()
         self.start_offset = min(self.start_offset, offset)
-        self._lower_flushed(LogPosition(offset, self._bases[0], 0))
+        self._lower_flushed(LogPosition(self.start_offset, self._bases[0], 0))
         self._generation += 1
         self._hints.clear()
-        paths: list[Path] = []
-        for segment in self._segments:
-            paths += self._retire(segment)
-        paths += [self.directory / name for name in self._files.names(self.directory) if name.endswith(SNAPSHOT_SUFFIX)]
-        self._snapshot_offset = -1
         segment = Segment(
             self._files,
             self.directory,
@@ -950,9 +972,15 @@ class Log:
             index_interval_bytes=self.config.index_interval_bytes,
             cache=self._cache,
         )
-        self._create_directory()
-        segment.create()
-        self._files.sync_directory(self.directory)
+        try:
+            self._create_directory()
+            paths = self._cut_off(self._segments, -1)
+            segment.create()
+            self._files.sync_directory(self.directory)
+        except StorageError as error:
+            self.fail(error)
+            raise
+        self._snapshot_offset = -1
         self._segments, self._bases, self._active = [segment], [offset], segment
         self.start_offset = self.end_offset = offset
         self.cleaned_offset = 0
@@ -965,20 +993,17 @@ class Log:
 
     def _reload_producers(self) -> None:
         """The producers' state at the end of the log, after a truncation: from a snapshot below it."""
-        offsets = sorted(int(name[:20]) for name in self._files.names(self.directory) if name.endswith(SNAPSHOT_SUFFIX))
+        names = self._files.names(self.directory)
+        offsets = sorted(int(name[:OFFSET_DIGITS]) for name in names if is_offset_file(name, SNAPSHOT_SUFFIX))
         state: Producers | None = None
         covered = -1
-        self._snapshot_offset = -1
-        for offset in reversed(offsets):
-            path = self.directory / file_name(offset, SNAPSHOT_SUFFIX)
-            if offset > self.end_offset:
-                self._files.remove(path)
-            elif state is None:
-                state = Producers.from_bytes(self._files.read_bytes(path) or b"", self.config.max_producers)
-                covered = offset if state is not None else -1
-                self._snapshot_offset = max(self._snapshot_offset, covered)
+        while state is None and offsets:
+            covered = offsets.pop()
+            data = self._files.read_bytes(self.directory / file_name(covered, SNAPSHOT_SUFFIX))
+            state = Producers.from_bytes(data or b"", self.config.max_producers)
+        covered = self._snapshot_offset = covered if state is not None else -1
         self._producers = state or Producers(self.config.max_producers)
-        recovery.replay(self._producers, self._segments, covered)
+        recovery.replay(self._producers, self._segments, covered, self._clock.wall_ms())
 
     # --- flushing -----------------------------------------------------------------------------------------------------
 
@@ -1081,12 +1106,13 @@ class Log:
     # --- life ---------------------------------------------------------------------------------------------------------
 
     def apply_config(self, config: LogConfig) -> None:
-        """Use other settings from now on."""
+        """Use other settings from now on; what the old ones left unsynced is synced by the new ones."""
         self.config = config
         self._set_config(config)
         for segment in self._segments:
             segment.index_interval_bytes = config.index_interval_bytes
         self._producers.max_producers = config.max_producers
+        self.flush_soon()
 
     def _set_config(self, config: LogConfig) -> None:
         self._limits = config.produce_limits

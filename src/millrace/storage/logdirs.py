@@ -2,7 +2,8 @@
 
     <dir>/.lock                               held (flock) while a broker uses the directory
     <dir>/meta.properties                     whose directory it is: version, cluster.id, node.id, directory.id
-    <dir>/recovery-point-offset-checkpoint    up to where each log was synced; after a clean stop, its end
+    <dir>/recovery-point-offset-checkpoint    up to where each log was synced, a hint as long as it only grows; after a
+                                              clean stop, its end
     <dir>/log-start-offset-checkpoint         where each log starts (DeleteRecords moves that inside a segment)
     <dir>/replication-offset-checkpoint       high watermarks, a hint for the next start
     <dir>/cleaner-offset-checkpoint           up to where compacted logs are clean, a hint for the next round
@@ -14,7 +15,8 @@
     <dir>/<topic>-<partition>.<uuid>-stray/   a log of no topic that the metadata knows; kept for a person to look at
 
 A directory that fails (a failed sync, a directory that cannot be listed) goes offline with all its logs; the broker
-lives on with the others. A single log that is damaged goes offline alone: `Log.failure` says why.
+lives on with the others. A single log that is damaged goes offline alone: `Log.failure` says why. A hint that cannot be
+written grows old: that is said once, and it is tried again at the next turn.
 
 A log moves while it is used: it is copied, and in the last step, in one turn of the loop, the copy takes its place.
 1. The rest is copied and everything in the copy synced, with a mark in it that says what it is.
@@ -65,6 +67,7 @@ from millrace.storage.recovery import LogState
 from millrace.storage.segment import IndexCache
 from millrace.storage.settings import LogConfig
 from millrace.storage.ticket import FlushTicket
+from millrace.tasks import Tasks
 
 logger = logging.getLogger(__name__)
 
@@ -126,6 +129,8 @@ class LogDirectory:
         self._writing = threading.Lock()
         self._renderings = itertools.count(1)
         self._written: dict[str, tuple[int, bytes]] = {}
+        self._aging: set[str] = set()
+        """Hints that could not be written at the last turn."""
 
     def __repr__(self) -> str:
         return f"LogDirectory({self.path}, {len(self.logs)} logs{', offline' if self.failure else ''})"
@@ -176,11 +181,11 @@ class LogDirectory:
         return {partition: log.cleaned_offset for partition, log in self.logs.items() if log.cleaned_offset > 0}
 
     def render_cleaned_offsets(self) -> Callable[[], None]:
-        """As `render`: how far compaction has come. A directory without compacted logs has no such file."""
+        """As `render_hint`: how far compaction has come. A directory without compacted logs has no such file."""
         offsets = self.cleaned_offsets()
         if not offsets and checkpoint.CLEANED_OFFSETS not in self._written:
             return lambda: None
-        return self.render(checkpoint.CLEANED_OFFSETS, offsets)
+        return self.render_hint(checkpoint.CLEANED_OFFSETS, offsets)
 
     def render(self, name: str, offsets: Mapping[TopicPartition, int]) -> Callable[[], None]:
         """The call that writes `offsets`, as they are now, to a checkpoint; it may be made in another thread."""
@@ -191,6 +196,25 @@ class LogDirectory:
         number = next(self._renderings)
         return lambda: self._write(name, number, data)
 
+    def render_hint(self, name: str, offsets: Mapping[TopicPartition, int]) -> Callable[[], None]:
+        """As `render`, where nothing depends on what the file says: it may be older than it should be."""
+        return self._as_hint(name, self.render(name, offsets))
+
+    def _as_hint(self, name: str, write: Callable[[], None]) -> Callable[[], None]:
+        def try_to_write() -> None:
+            try:
+                write()
+            except StorageError as error:
+                if name not in self._aging:
+                    self._aging.add(name)
+                    logger.error("%s grows old until it can be written again: %s", self.path / name, error)  # noqa: TRY400
+            else:
+                if name in self._aging:
+                    self._aging.remove(name)
+                    logger.info("%s can be written again", self.path / name)
+
+        return try_to_write
+
     def _write(self, name: str, number: int, data: bytes) -> None:
         with self._writing:
             last_number, last_data = self._written.get(name, (0, None))
@@ -199,19 +223,37 @@ class LogDirectory:
                     self._files.replace_bytes(self.path / name, data)
                 self._written[name] = (number, data)
 
-    def write_logs(self, topic_ids: Mapping[TopicPartition, uuid.UUID]) -> None:
-        """Checkpoint which logs there are. One counts from its first sync on: before, a power cut may take it away."""
+    def render_logs(self, topic_ids: Mapping[TopicPartition, uuid.UUID]) -> Callable[[], None]:
+        """As `render`: which logs there are. One counts from its first sync on: before, a power cut may take it."""
         made = {tp: topic_ids[tp] for tp, log in self.logs.items() if log.flushed_offset > 0 and tp in topic_ids}
-        self._render(checkpoint.LOGS, checkpoint.render_logs({**self.missing, **made}))()
+        return self._render(checkpoint.LOGS, checkpoint.render_logs({**self.missing, **made}))
+
+    def refresh_logs(self, topic_ids: Mapping[TopicPartition, uuid.UUID]) -> None:
+        """The same as a hint: a log that goes missing before it is listed is not missed."""
+        self._as_hint(checkpoint.LOGS, self.render_logs(topic_ids))()
 
     def write_offsets(self) -> None:
-        """Checkpoint recovery points, start offsets and how far logs are compacted."""
+        """Checkpoint recovery points and start offsets, before something that they must not contradict after a crash.
+
+        Raises `StorageError` where that is not possible: then it must not be done.
+        """
         self.render(checkpoint.RECOVERY_POINTS, self.recovery_points())()
         self.render(checkpoint.LOG_STARTS, self.start_offsets())()
         self.render_cleaned_offsets()()
 
+    def refresh_offsets(self) -> None:
+        """The same as hints: a crash will scan a little less."""
+        self.render_hint(checkpoint.RECOVERY_POINTS, self.recovery_points())()
+        self.render_hint(checkpoint.LOG_STARTS, self.start_offsets())()
+        self.render_cleaned_offsets()()
+
+    def refresh_high_watermarks(self, high_watermarks: Mapping[TopicPartition, int]) -> None:
+        """Keep what is committed of the logs here, for the next start."""
+        here = {partition: offset for partition, offset in high_watermarks.items() if partition in self.logs}
+        self.render_hint(checkpoint.HIGH_WATERMARKS, here)()
+
     def _recovery_points_later(self) -> Callable[[], object]:
-        return self.render(checkpoint.RECOVERY_POINTS, self.recovery_points())
+        return self.render_hint(checkpoint.RECOVERY_POINTS, self.recovery_points())
 
     def forget_checkpointed(self, partition: TopicPartition) -> None:
         """Before a log is made: what the checkpoints say of an earlier one of that name must not be taken for it."""
@@ -248,6 +290,7 @@ class LogDirs:
         """Called when a log has moved to another directory: `get` has another one now."""
         self.move_bytes_per_s: Callable[[], int] = lambda: _NO_LIMIT
         self._moves: dict[TopicPartition, _Move] = {}
+        self._tasks = Tasks(clock)
         self._mover: asyncio.Task[None] | None = None
         self._preferred: dict[TopicPartition, LogDirectory] = {}
         """Where logs should be made that do not exist yet."""
@@ -404,7 +447,7 @@ class LogDirs:
         `give_up_missing` ends this.
         """
         directory.missing[partition] = topic_id
-        directory.write_logs(self._topic_ids)
+        directory.render_logs(self._topic_ids)()
 
     def _create_in(
         self, directory: LogDirectory, partition: TopicPartition, topic_id: uuid.UUID, config: LogConfig | None
@@ -497,6 +540,8 @@ class LogDirs:
                 work()
             except StorageError as error:
                 logger.warning("could not remove old files: %s", error)
+            except Exception:  # nobody looks at the result
+                logger.exception("could not remove old files")
 
         if self._remover is None:
             self._remover = ThreadPoolExecutor(1, thread_name_prefix="remove-files")
@@ -526,7 +571,7 @@ class LogDirs:
         elif source is not target:
             self._moves[partition] = _Move(partition, target)
             if self._mover is None:
-                self._mover = asyncio.get_running_loop().create_task(self._move_all(), name="move logs")
+                self._mover = self._tasks.start("move logs", self._move_all())
 
     async def _move_all(self) -> None:
         try:
@@ -763,39 +808,35 @@ class LogDirs:
 
     # --- checkpoints and stop -----------------------------------------------------------------------------------------
 
-    def checkpoint(self, high_watermarks: Mapping[TopicPartition, int] | None = None) -> None:
-        """Write recovery points, start offsets and, if given, high watermarks: every few seconds, from the loop."""
+    def checkpoint(self) -> None:
+        """Write recovery points and start offsets as they are now: every few seconds, from the loop."""
         for directory in self.directories:
-            if directory.failure is not None:
-                continue
-            try:
-                directory.write_offsets()
-                directory.write_logs(self._topic_ids)
-                if high_watermarks is not None:
-                    here = {tp: offset for tp, offset in high_watermarks.items() if tp in directory.logs}
-                    directory.render(checkpoint.HIGH_WATERMARKS, here)()
-            except StorageError as error:
-                directory.fail(error)
+            if directory.failure is None:
+                directory.refresh_offsets()
+                directory.refresh_logs(self._topic_ids)
 
     def checkpoint_high_watermarks(self, high_watermarks: Mapping[TopicPartition, int]) -> None:
         """Write what is committed of each replica: a hint for the next start, so that nothing depends on its age."""
         for directory in self.directories:
             if directory.failure is None:
-                here = {tp: offset for tp, offset in high_watermarks.items() if tp in directory.logs}
-                try:
-                    directory.render(checkpoint.HIGH_WATERMARKS, here)()
-                    directory.write_logs(self._topic_ids)
-                except StorageError as error:
-                    directory.fail(error)
+                directory.refresh_high_watermarks(high_watermarks)
+                directory.refresh_logs(self._topic_ids)
 
-    def checkpoint_start_offsets(self) -> None:
-        """Make the effect of DeleteRecords last; once per request, whatever the number of partitions in it."""
-        for directory in self.directories:
-            if directory.failure is None:
-                try:
-                    directory.render(checkpoint.LOG_STARTS, directory.start_offsets())()
-                except StorageError as error:
-                    directory.fail(error)
+    def checkpoint_start_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, StorageError]:
+        """Make the effect of DeleteRecords on these logs last; returns for which of them that failed, and why."""
+        by_directory: dict[LogDirectory, list[TopicPartition]] = {}
+        for partition in partitions:
+            directory = self._by_partition.get(partition)
+            if directory is not None:
+                by_directory.setdefault(directory, []).append(partition)
+        failed: dict[TopicPartition, StorageError] = {}
+        for directory, here in by_directory.items():
+            try:
+                directory.render(checkpoint.LOG_STARTS, directory.start_offsets())()
+            except StorageError as error:
+                logger.error("deleted records may come back after a restart: %s", error)  # noqa: TRY400
+                failed.update(dict.fromkeys(here, error))
+        return failed
 
     async def stop(
         self, high_watermarks: Mapping[TopicPartition, int] | None = None, *, broker_epoch: int = -1
@@ -812,9 +853,12 @@ class LogDirs:
             if directory.failure is None:
                 try:
                     self._close_logs(directory)
+                    directory.write_offsets()
+                    directory.render_logs(self._topic_ids)()
                 except StorageError as error:
                     directory.fail(error)
-        self.checkpoint(high_watermarks)
+        if high_watermarks is not None:
+            self.checkpoint_high_watermarks(high_watermarks)
         for directory in self.directories:
             if directory.failure is None and not any(log.failure for log in directory.logs.values()):
                 try:

@@ -8,6 +8,11 @@ The state covers every batch below <offset>. The format is Kafka's, with one use
 producer has up to five entries, oldest first, so that a retry of any of its five batches in flight is still recognised
 after a restart. Kafka reads such a file too: for it the last entry of a producer counts.
 
+A producer is forgotten when this broker has had nothing of it for `producer.id.expiration.ms` of its own clock. Kafka
+compares the timestamps of the records, so that a backfill of last month's data loses its de-duplication at the next
+sweep. In a snapshot the timestamp of a producer's last entry is when it was last heard of; a batch that is only found
+in the log (after a crash, on a truncation) counts as heard of when it is read, the latest that it can have been.
+
 A snapshot is written when a segment is rolled and at a clean close, without a sync: one that is missing, torn or
 damaged is replaced by the previous one and a replay of the batch headers behind it.
 
@@ -57,7 +62,7 @@ class ProducerEntry:
         "batches",
         "coordinator_epoch",
         "epoch",
-        "last_timestamp_ms",
+        "heard_ms",
         "producer_id",
         "transaction_first_offset",
     )
@@ -66,7 +71,8 @@ class ProducerEntry:
         self.producer_id = producer_id
         self.epoch = epoch
         self.batches: list[BatchMark] = []
-        self.last_timestamp_ms = NO_TIMESTAMP
+        self.heard_ms = NO_TIMESTAMP
+        """When this broker last wrote something of it, by its own clock."""
         self.coordinator_epoch = -1
         self.transaction_first_offset = -1
 
@@ -140,7 +146,7 @@ class Producers:
             )
         return None
 
-    def record(self, header: BatchHeader, base_offset: int) -> None:
+    def record(self, header: BatchHeader, base_offset: int, now_ms: int) -> None:
         """Take note of a batch that was written at `base_offset`, from a client, a leader or the log's own past."""
         producer_id = header.producer_id
         # Out and in again keeps the dict in the order of last use, for `_make_room`.
@@ -165,7 +171,7 @@ class Producers:
                 header.max_timestamp_ms,
             )
         )
-        entry.last_timestamp_ms = header.max_timestamp_ms
+        entry.heard_ms = now_ms
         if header.is_transactional and entry.transaction_first_offset < 0:
             entry.transaction_first_offset = base_offset
             self.open_transactions[base_offset] = producer_id
@@ -186,7 +192,9 @@ class Producers:
                 f"a marker of coordinator epoch {marker.coordinator_epoch}, known is {entry.coordinator_epoch}",
             )
 
-    def record_marker(self, header: BatchHeader, offset: int, marker: EndMarker) -> AbortedTransaction | None:
+    def record_marker(
+        self, header: BatchHeader, offset: int, marker: EndMarker, now_ms: int
+    ) -> AbortedTransaction | None:
         """Close the producer's transaction; returns it if it held records and was aborted."""
         entry = self.entries.pop(header.producer_id, None)
         if entry is None:
@@ -198,7 +206,7 @@ class Producers:
             entry.epoch = header.producer_epoch
         self.entries[header.producer_id] = entry
         entry.coordinator_epoch = marker.coordinator_epoch
-        entry.last_timestamp_ms = header.max_timestamp_ms
+        entry.heard_ms = now_ms
         first_offset, entry.transaction_first_offset = entry.transaction_first_offset, -1
         if first_offset < 0:
             return None
@@ -213,7 +221,7 @@ class Producers:
         gone = [
             producer_id
             for producer_id, entry in self.entries.items()
-            if entry.transaction_first_offset < 0 and now_ms - entry.last_timestamp_ms >= expiration_ms
+            if entry.transaction_first_offset < 0 and now_ms - entry.heard_ms >= expiration_ms
         ]
         for producer_id in gone:
             del self.entries[producer_id]
@@ -234,7 +242,7 @@ class Producers:
         """The state as a snapshot file."""
         rows: list[bytes] = []
         for entry in self.entries.values():
-            marks = entry.batches or [BatchMark(NO_SEQUENCE, NO_SEQUENCE, -1, -1, entry.last_timestamp_ms)]
+            marks = entry.batches or [BatchMark(NO_SEQUENCE, NO_SEQUENCE, -1, -1, entry.heard_ms)]
             rows += [
                 _ENTRY.pack(
                     entry.producer_id,
@@ -243,7 +251,7 @@ class Producers:
                     mark.last_offset,
                     mark.last_offset - mark.first_offset,
                     # The producer's own last sign of life (a marker may follow its last batch) is on its last row.
-                    entry.last_timestamp_ms if mark is marks[-1] else mark.timestamp_ms,
+                    entry.heard_ms if mark is marks[-1] else mark.timestamp_ms,
                     entry.coordinator_epoch,
                     entry.transaction_first_offset,
                 )
@@ -270,7 +278,7 @@ class Producers:
             if entry is None or entry.epoch != epoch:
                 entry = state.entries[producer_id] = ProducerEntry(producer_id, epoch)
             entry.coordinator_epoch = coordinator_epoch
-            entry.last_timestamp_ms = timestamp_ms
+            entry.heard_ms = timestamp_ms
             entry.transaction_first_offset = transaction
             if offset >= 0:
                 first = (sequence - delta) & MAX_SEQUENCE if sequence >= 0 else sequence

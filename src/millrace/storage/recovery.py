@@ -111,9 +111,16 @@ def load(
         # DeleteRecords moved the start and its checkpoint survived, some records below it did not. Nothing that anybody
         # may read is missing, and the offsets go on from the start, so that none is given out twice.
         tail = _start_over(files, segments, state.start_offset)
+    obsolete = [offset for offset in snapshots if offset > tail.end_offset]
+    for offset in obsolete:
+        files.remove(directory / file_name(offset, SNAPSHOT_SUFFIX))
+        snapshots.remove(offset)
+    if tail.dropped or obsolete:
+        # Records that are appended now may end where one of them begins: it must not come back.
+        files.sync_directory(directory)
     start_offset = max(state.start_offset, segments[0].base_offset)
     epochs = _load_epochs(files, directory, segments, tail)
-    producers, snapshot_offset = _load_producers(files, directory, segments, snapshots, tail, options)
+    producers, snapshot_offset = _load_producers(files, directory, segments, snapshots, tail, options, now_ms)
     producers.expire(now_ms, options.producer_expiration_ms)
     return Loaded(segments, start_offset, tail.end_offset, tail.flushed, epochs, producers, snapshot_offset)
 
@@ -179,6 +186,8 @@ class _Tail:
     """The base offset of the first segment that was scanned; None after a clean stop."""
     epochs: list[tuple[int, int]]
     """The leader epochs met by the scan, with the offset where each was met first."""
+    dropped: bool = False
+    """Whether segments were removed."""
 
 
 def _clean_tail(segments: list[Segment], expected_end: int) -> _Tail | None:
@@ -213,7 +222,8 @@ def _scan_tail(files: Files, directory: Path, segments: list[Segment], state: Lo
     for index in range(first, len(segments)):
         segment = segments[index]
         if segment.base_offset != tail.end_offset:
-            _cut(files, directory, segments, index, 0, tail.end_offset, point, "it does not follow the one before")
+            gap = "it does not follow the one before"
+            tail.dropped = _cut(files, directory, segments, index, 0, tail.end_offset, point, gap)
             break
         file_size = segment.size_bytes
         reason = _scan_segment(segment, tail, point)
@@ -222,7 +232,7 @@ def _scan_tail(files: Files, directory: Path, segments: list[Segment], state: Lo
             salvage = _sound_batch_follows(segment, position, file_size, tail.end_offset)
             if tail.end_offset >= point and salvage:
                 _keep_cut_bytes(files, segment, position, file_size)
-            _cut(files, directory, segments, index, position, tail.end_offset, point, reason)
+            tail.dropped = _cut(files, directory, segments, index, position, tail.end_offset, point, reason)
             break
     if tail.end_offset < point:
         raise CorruptLogError(
@@ -243,8 +253,8 @@ def _cut(
     end_offset: int,
     point: int,
     reason: str,
-) -> None:
-    """Drop all from `position` in segment `index` on, unless that was flushed once."""
+) -> bool:
+    """Drop all from `position` in segment `index` on, unless that was flushed once; says whether segments went."""
     segment = segments[index]
     if end_offset < point:
         raise CorruptLogError(
@@ -267,6 +277,7 @@ def _cut(
         dropped.close()
         for path in dropped.paths():
             files.remove(path)
+    shorter = len(segments) > keep
     del segments[keep:]
     if keep > index:
         files.truncate(segment.log_file, position)
@@ -274,6 +285,7 @@ def _cut(
         # come back behind its end.
         files.datasync(segment.log_file)
     segments[-1].sealed = False
+    return shorter
 
 
 def _scan_segment(segment: Segment, tail: _Tail, point: int) -> str | None:
@@ -379,7 +391,7 @@ def _start_over(files: Files, segments: list[Segment], offset: int) -> _Tail:
     )
     fresh.create()
     segments[:] = [fresh]
-    return _Tail(offset, LogPosition(offset, offset, 0), None, [])
+    return _Tail(offset, LogPosition(offset, offset, 0), None, [], dropped=True)
 
 
 # --- what is rebuilt --------------------------------------------------------------------------------------------------
@@ -412,6 +424,7 @@ def _load_producers(
     snapshots: list[int],
     tail: _Tail,
     options: LoadOptions,
+    now_ms: int,
 ) -> tuple[Producers, int]:
     """The newest usable snapshot, brought up to date from the batch headers behind it.
 
@@ -423,9 +436,6 @@ def _load_producers(
     kept = -1
     for offset in reversed(snapshots):
         path = directory / file_name(offset, SNAPSHOT_SUFFIX)
-        if offset > tail.end_offset:
-            files.remove(path)
-            continue
         if kept < 0:
             kept = offset
         if state is not None or offset > newest:
@@ -440,11 +450,13 @@ def _load_producers(
             covered = offset
     if state is None:
         state = Producers(options.max_producers)
-    replay(state, segments, covered, rebuild_from=tail.scanned_from)
+    replay(state, segments, covered, now_ms, rebuild_from=tail.scanned_from)
     return state, kept
 
 
-def replay(state: Producers, segments: list[Segment], from_offset: int, *, rebuild_from: int | None = None) -> None:
+def replay(
+    state: Producers, segments: list[Segment], from_offset: int, now_ms: int, *, rebuild_from: int | None = None
+) -> None:
     """Apply the batches from `from_offset` on to the producers' state.
 
     Aborted transactions are added to the indexes of segments at or above `rebuild_from`.
@@ -457,7 +469,7 @@ def replay(state: Producers, segments: list[Segment], from_offset: int, *, rebui
             if header.producer_id < 0 or header.base_offset < from_offset:
                 continue
             if not header.is_control:
-                state.record(header, header.base_offset)
+                state.record(header, header.base_offset, now_ms)
                 continue
             try:
                 marker = decode_end_marker(segment.pread(header.size_bytes, place))
@@ -466,6 +478,6 @@ def replay(state: Producers, segments: list[Segment], from_offset: int, *, rebui
                 continue
             if marker is None:
                 continue
-            aborted = state.record_marker(header, header.base_offset, marker)
+            aborted = state.record_marker(header, header.base_offset, marker, now_ms)
             if aborted is not None and rebuild_from is not None and segment.base_offset >= rebuild_from:
                 segment.txn_index.append(aborted)

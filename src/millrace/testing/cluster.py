@@ -38,6 +38,7 @@ from millrace.wire.messages.topics import CreateTopicsRequest, CreateTopicsRespo
 from millrace.wire.schema import Request, Response
 
 HOST: Final = "127.0.0.1"
+START_TIMEOUT_S: Final = 60.0
 STOP_TIMEOUT_S: Final = 30.0
 DEFAULT_REPLICAS: Final = 3
 MAX_OPEN_FILES: Final = 192
@@ -72,6 +73,7 @@ class Cluster:
         self._brokers: dict[int, Broker] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closing: asyncio.Event | None = None
+        self._serving: asyncio.Task[None] | None = None
         self._thread: threading.Thread | None = None
 
     def __repr__(self) -> str:
@@ -107,7 +109,10 @@ class Cluster:
         return home if len(self._ports) == 1 else home / f"broker-{broker_id}"
 
     def start(self) -> None:
-        """Start the brokers; when this returns, clients can connect. Raises what the broker raised, leaving nothing."""
+        """Start the brokers; when this returns, clients can connect.
+
+        Raises what a broker raised, or RuntimeError where they are not ready in a minute, and leaves nothing.
+        """
         if self._thread is not None:
             raise RuntimeError("the cluster is running already")
         self._home = tempfile.TemporaryDirectory(prefix="millrace-", ignore_cleanup_errors=True)
@@ -115,9 +120,14 @@ class Cluster:
         self._thread = threading.Thread(target=self._run, args=(started,), name="millrace-cluster", daemon=True)
         self._thread.start()
         try:
-            started.result()
-        except BaseException:
+            started.result(START_TIMEOUT_S)
+        except BaseException as error:
+            too_late = not started.done()
+            if too_late and self._loop is not None and self._serving is not None:
+                self._loop.call_soon_threadsafe(self._serving.cancel)
             self._finish()
+            if too_late and isinstance(error, TimeoutError):
+                raise RuntimeError(f"the brokers were not ready within {START_TIMEOUT_S:.0f} s") from None
             raise
 
     def close(self) -> None:
@@ -176,6 +186,7 @@ class Cluster:
 
     async def _serve(self, started: Future[None]) -> None:
         self._loop = asyncio.get_running_loop()
+        self._serving = asyncio.current_task()
         self._closing = asyncio.Event()
         await self._database.attach()  # held by the cluster, so that metadata in memory outlive a restart
         try:
@@ -241,7 +252,7 @@ class Cluster:
             thread.join(STOP_TIMEOUT_S)
             if thread.is_alive():
                 raise RuntimeError(f"the brokers did not stop within {STOP_TIMEOUT_S:.0f} s")
-        self._loop = self._closing = None
+        self._loop = self._closing = self._serving = None
         self._ports = dict.fromkeys(self._ports, 0)
         self._database = Database()
         home, self._home = self._home, None

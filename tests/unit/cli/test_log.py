@@ -126,7 +126,7 @@ def test_a_time_index(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_a_producer_snapshot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     producers = Producers()
-    producers.record(read_header(batch(0, 3, producer_id=9, producer_epoch=1, base_sequence=0)), 0)
+    producers.record(read_header(batch(0, 3, producer_id=9, producer_epoch=1, base_sequence=0)), 0, 1_700_000_000_000)
     path = tmp_path / "00000000000000000003.snapshot"
     path.write_bytes(producers.to_bytes())
     (entry,) = dumped(capsys, path)

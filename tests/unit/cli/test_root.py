@@ -126,6 +126,17 @@ def test_failures_are_one_line_and_exit_code_1(
     assert says in error_line(capsys)
 
 
+def test_a_broker_is_told_where_to_keep_its_data(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    properties = tmp_path / "server.properties"
+    properties.write_text("node.id=1\nlisteners=PLAINTEXT://127.0.0.1:0\n")
+    assert run(["broker", "--config", str(properties)]) == 1
+    assert "log.dirs is not set" in error_line(capsys)
+    assert list(tmp_path.iterdir()) == [properties]
+
+
 def test_the_environment_names_the_bootstrap(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

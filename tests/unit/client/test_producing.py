@@ -258,7 +258,9 @@ def test_one_batch_per_partition_and_request(store: Store) -> None:
         for number in range(60):
             add(producer, (T0, T1, T2)[number % 3], b"%d" % number)
         producer.flush()
-    for request in store.brokers[0].asked(ApiKey.PRODUCE):
+    requests = store.brokers[0].asked(ApiKey.PRODUCE)
+    assert len(requests) > 1
+    for request in requests:
         indexes = [each.index for each in request.topic_data[0].partition_data]
         assert len(indexes) == len(set(indexes))
         assert sum(len(each.records) for each in request.topic_data[0].partition_data) <= 2_000

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Awaitable
+from typing import Any
 
 import pytest
 
 from millrace.clock import ManualClock
-from millrace.errors import ApiError, ErrorCode
+from millrace.errors import ApiError, ErrorCode, StorageError
 from millrace.groups import records
 from millrace.groups.coordinator import GroupCoordinator
 from millrace.groups.effects import JoinResult, LeaveRequest, SyncRequest
@@ -18,7 +19,7 @@ from millrace.groups.settings import GroupSettings
 from millrace.groups.shard import OffsetToCommit
 from millrace.replication.state_topic import breathe
 from support.groups import join_request
-from support.state_topic import FakeTopic
+from support.state_topic import FakeLog, FakeRead, FakeTopic
 
 NONE = ErrorCode.NONE
 TOPIC_ID = uuid.UUID(int=77)
@@ -382,16 +383,96 @@ async def test_a_parked_sync_is_answered_at_shutdown(bench: Bench) -> None:
     assert closed.value.code is ErrorCode.COORDINATOR_NOT_AVAILABLE
 
 
-async def test_a_log_that_fails_closes_the_shard(slow: Bench) -> None:
+async def test_a_log_that_fails_is_loaded_again(slow: Bench) -> None:
     committing = asyncio.ensure_future(slow.commit(5))
     await settle()
     slow.fake[0].high_watermark.fail(ApiError(ErrorCode.KAFKA_STORAGE_ERROR))
     with pytest.raises(ApiError) as failed:
         await committing
     assert failed.value.code is ErrorCode.NOT_COORDINATOR
-    with pytest.raises(ApiError) as closed:
-        await slow.committed()
-    assert closed.value.code is ErrorCode.NOT_COORDINATOR
+    await slow.advance(1)
+    assert await loading(slow)  # what is in the log is not committed yet
+    slow.fake[0].commit()
+    await settle()
+    assert await slow.committed() == 5
+
+
+async def loading(bench: Bench) -> bool:
+    with pytest.raises(ApiError) as refused:
+        await bench.committed()
+    return refused.value.code is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+
+
+async def test_a_log_that_cannot_be_read_is_tried_again_with_growing_pauses(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    await bench.commit(7)
+    reading = Unreadable(bench.fake[0].log)
+    await bench.groups.stop()
+    bench.groups = bench.make()
+    bench.groups.partition_became_leader(0)
+    for pause_s in (0.1, 0.2, 0.4, 0.8):
+        await settle()
+        assert await loading(bench)
+        bench.clock.advance(pause_s * 0.9)
+        await settle()
+        tried = reading.tried
+        await bench.advance(pause_s * 0.1 + 0.001)
+        assert reading.tried == tried + 1
+    assert [record.levelname for record in caplog.records] == ["ERROR"] * 5
+    assert "the disk does not answer" in caplog.text
+    reading.is_over = True
+    await bench.advance(2)
+    assert await bench.committed() == 7
+
+
+async def test_a_load_ends_with_the_leadership(bench: Bench) -> None:
+    await bench.commit(7)
+    reading = Unreadable(bench.fake[0].log)
+    await bench.groups.stop()
+    bench.groups = bench.make()
+    bench.groups.partition_became_leader(0)
+    await settle()
+    bench.groups.partition_lost(0)
+    tried = reading.tried
+    await bench.advance(100)
+    assert reading.tried == tried
+    with pytest.raises(ApiError) as lost:
+        await bench.committed()
+    assert lost.value.code is ErrorCode.NOT_COORDINATOR
+
+
+class Unreadable:
+    """A log whose reads fail until that is over."""
+
+    def __init__(self, log: FakeLog) -> None:
+        self.tried = 0
+        self.is_over = False
+        self._read = log.read
+        log.read = self.read  # type: ignore[method-assign]
+
+    def read(self, *args: Any, **kwargs: Any) -> FakeRead:
+        self.tried += 1
+        if not self.is_over:
+            raise StorageError("the disk does not answer")
+        return self._read(*args, **kwargs)
+
+
+async def test_nothing_is_answered_that_is_not_committed_yet(slow: Bench) -> None:
+    committing = asyncio.ensure_future(slow.commit(5))
+    await settle()
+    await slow.groups.stop()
+    with pytest.raises(ApiError):
+        await committing
+    # Another leader, which has everything in its log, but does not know whether the others have it, too.
+    slow.fake[0].leader_epoch += 1
+    slow.groups = slow.make()
+    slow.groups.partition_became_leader(0)
+    await settle()
+    assert await loading(slow)
+    slow.fake[0].commit()
+    await settle()
+    assert await slow.committed() == 5
 
 
 async def test_offsets_of_an_empty_group_expire_with_it(bench: Bench) -> None:

@@ -206,8 +206,14 @@ def test_groups_come_back_as_they_were(group_id: str, group: StoredGroup) -> Non
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.binary(max_size=60), st.none() | st.binary(max_size=80))
-def test_any_bytes_are_read_or_refused(key: bytes, value: bytes | None) -> None:
+@given(
+    st.sampled_from([kind.to_bytes(2) for kind in range(20)]),
+    st.binary(max_size=60),
+    st.none() | st.builds(bytes.__add__, st.sampled_from([version.to_bytes(2) for version in range(6)]), st.binary()),
+)
+def test_any_bytes_are_read_or_refused(kind: bytes, rest: bytes, value: bytes | None) -> None:
+    """Behind a kind and a version that are known, or nearly: what looks at the rest must be reached."""
+    key = kind + rest
     try:
         records.read_record(key, value, 0)
     except ProtocolError:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from millrace.clock import ManualClock
-from millrace.errors import ApiError, ErrorCode
+from millrace.errors import ApiError, ErrorCode, StorageError
 from millrace.metadata.deltas import PartitionState
 from millrace.replication.partition import SETTLING_S, Partition
 from millrace.storage.files import Files
@@ -55,6 +55,40 @@ def test_in_group_mode_only_what_is_on_disk_is_committed_and_readable(tmp_path: 
     assert told == [None]
     assert rig.partition.high_watermark.offset == 20
     assert rig.partition.read(0, 10_000, at_least_one=True).next_offset == 20
+
+
+def test_without_group_mode_any_more_nothing_waits_for_the_disk(tmp_path: Path) -> None:
+    group = replace(CONFIG, flush_mode=FlushMode.GROUP)
+    rig = Rig(tmp_path, group)
+    rig.fill(1)
+    told: list[Exception | None] = []
+    rig.partition.when_committed(19, told.append)
+    rig.partition.apply_config(CONFIG)
+    assert told == [None]
+    assert rig.partition.high_watermark.offset == 20
+    rig.partition.apply_config(group)
+    rig.fill(1)
+    assert rig.partition.high_watermark.offset == 20, "from here on it waits again"
+
+
+def test_a_follower_that_waits_for_its_flush_hears_that_it_need_not(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, replace(CONFIG, flush_mode=FlushMode.GROUP))
+    rig.fill(1)
+    rig.partition.follow(PartitionState((1, 2), (1, 2), 2, leader_epoch=4))
+    woken: list[bool] = []
+    rig.partition.flush_watchers.add(lambda: woken.append(rig.partition.is_flushed))
+    rig.partition.apply_config(replace(CONFIG, retention_ms=1, flush_mode=FlushMode.GROUP))
+    assert woken == []
+    rig.partition.apply_config(CONFIG)
+    assert woken == [True]
+
+
+def test_settings_reach_a_log_that_is_offline(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, replace(CONFIG, flush_mode=FlushMode.GROUP))
+    rig.fill(1)
+    rig.log.fail(StorageError("the disk is gone"))
+    rig.partition.apply_config(CONFIG)
+    assert rig.log.config is CONFIG
 
 
 @pytest.mark.parametrize(("epoch", "code"), [(2, ErrorCode.FENCED_LEADER_EPOCH), (4, ErrorCode.UNKNOWN_LEADER_EPOCH)])

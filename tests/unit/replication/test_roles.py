@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from dataclasses import replace
 from pathlib import Path
@@ -38,7 +39,13 @@ class Replica:
         """One fetch, as a follower makes it."""
         offset, epoch = self.partition.fetch_position()
         read = leader.partition.serve_follower(
-            self.partition.broker_id, broker_epoch, offset, epoch, max_bytes, at_least_one=True
+            self.partition.broker_id,
+            broker_epoch,
+            offset,
+            epoch,
+            max_bytes,
+            at_least_one=True,
+            log_start=self.log.start_offset,
         )
         if isinstance(read, ReadResult):
             self.partition.append_from_leader(memoryview(read.data), self.partition.leader_epoch)
@@ -206,6 +213,26 @@ def test_nobody_waits_for_a_replica_that_is_dead(trio: tuple[Replica, Replica, R
     assert one.partition.high_watermark.offset == 5
 
 
+def test_a_replica_that_was_taken_out_is_waited_for_again_after_its_next_fetch(
+    trio: tuple[Replica, Replica, Replica],
+) -> None:
+    """It may be alive and unable to fetch, behind a link that refuses it."""
+    one, two, three = trio
+    one.partition.append(batch(5))
+    for _ in range(2):
+        two.fetch_from(one)
+        three.fetch_from(one)
+    one.partition.lead(replace(STATE, isr=(1, 2), partition_epoch=8))
+    assert one.partition.wanted_isr() is None
+    one.partition.append(batch(5))
+    for _ in range(2):
+        two.fetch_from(one)
+    assert one.partition.high_watermark.offset == 10
+    three.fetch_from(one)
+    three.fetch_from(one)
+    assert one.partition.wanted_isr() == ((1, -1), (2, 100), (3, 100))
+
+
 def test_a_replica_that_dies_while_it_joins_is_not_waited_for(trio: tuple[Replica, Replica, Replica]) -> None:
     one, two, three = trio
     one.partition.lead(replace(STATE, isr=(1, 2), partition_epoch=8))
@@ -312,3 +339,52 @@ def test_what_the_leader_deleted_goes_here_too(trio: tuple[Replica, Replica, Rep
     assert one.partition.delete_records_before(10) == 10
     two.fetch_from(one)
     assert two.log.start_offset == 10
+
+
+async def test_records_are_deleted_when_every_live_replica_has_forgotten_them(
+    trio: tuple[Replica, Replica, Replica],
+) -> None:
+    one, two, three = trio
+    one.partition.append(batch(5))
+    for follower in (two, three) * 3:
+        follower.fetch_from(one)
+    assert one.partition.delete_records_before(4) == 4
+    waiting = asyncio.create_task(one.partition.wait_deleted(4))
+    for follower in (two, three, two):
+        follower.fetch_from(one)
+        await asyncio.sleep(0)
+        assert not waiting.done(), "3 has heard of it, but has not said so"
+    three.fetch_from(one)
+    assert await waiting == 4
+    assert [replica.log.start_offset for replica in trio] == [4, 4, 4]
+    assert not one.partition.start_watchers
+
+
+async def test_nobody_waits_for_a_dead_replica_to_forget(trio: tuple[Replica, Replica, Replica]) -> None:
+    one, two, three = trio
+    one.partition.append(batch(5))
+    for follower in (two, three) * 3:
+        follower.fetch_from(one)
+    one.partition.delete_records_before(4)
+    waiting = asyncio.create_task(one.partition.wait_deleted(4))
+    two.fetch_from(one)
+    two.fetch_from(one)
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    one.partition.is_eligible = lambda broker_id, _: broker_id != 3
+    one.partition.reconsider()
+    assert await waiting == 4
+
+
+async def test_who_loses_the_leadership_does_not_wait_for_a_deletion(trio: tuple[Replica, Replica, Replica]) -> None:
+    one, two, three = trio
+    one.partition.append(batch(5))
+    for follower in (two, three) * 2:
+        follower.fetch_from(one)
+    one.partition.delete_records_before(4)
+    waiting = asyncio.create_task(one.partition.wait_deleted(4))
+    await asyncio.sleep(0)
+    one.partition.follow(replace(STATE, leader=2, leader_epoch=5, partition_epoch=8))
+    with pytest.raises(ApiError) as caught:
+        await waiting
+    assert caught.value.code is ErrorCode.NOT_LEADER_OR_FOLLOWER

@@ -45,13 +45,19 @@ async def test_watchers_hear_of_every_movement_until_they_leave() -> None:
 
 async def test_a_watcher_may_leave_while_it_is_woken() -> None:
     mark = Watermark(0)
+    heard: list[str] = []
 
-    def watcher() -> None:
-        mark.unwatch(watcher)
+    def leaves() -> None:
+        heard.append("leaves")
+        mark.unwatch(leaves)
 
-    mark.watch(watcher)
+    mark.watch(lambda: heard.append("stays"))
+    mark.watch(leaves)
+    mark.watch(lambda: heard.append("stays too"))
     mark.advance(1)
+    assert sorted(heard) == ["leaves", "stays", "stays too"]
     mark.advance(2)
+    assert sorted(heard[3:]) == ["stays", "stays too"]
 
 
 async def test_failure_ends_every_wait_and_tells_the_watchers() -> None:

@@ -116,6 +116,22 @@ async def test_the_dirtiest_log_comes_first(desk: Desk) -> None:
     assert [key for _, key, _ in pairs(half)] == [b"k1", b"k0"]
 
 
+async def test_a_log_that_raises_does_not_keep_the_others_from_being_compacted(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bad = desk.fill("bad", 8)
+    desk.fill("good", 8)
+    monkeypatch.setattr(bad, "compaction_facts", lambda _below: 1 // 0)
+    cleaner = desk.cleaner()
+    await cleaner.clean()
+    assert desk.jobs == ["good-0"]
+    assert "bad-0 is not compacted" in caplog.text
+    monkeypatch.undo()
+    desk.clock.advance(601)
+    await cleaner.clean()
+    assert desk.jobs == ["good-0", "bad-0"]
+
+
 async def test_what_is_clean_is_left_alone_and_known_after_a_restart(desk: Desk) -> None:
     log = desk.fill("topic", 8)
     await desk.cleaner().clean()

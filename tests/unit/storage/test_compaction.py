@@ -541,6 +541,9 @@ async def test_a_coordinator_loads_the_same_state_from_a_compacted_log(log: Log,
         def __init__(self) -> None:
             self.log = log
 
+        async def wait_committed(self, last_offset: int) -> None:
+            assert last_offset == log.end_offset - 1
+
     topic = StateTopic("state", lambda _: Led(), lambda: 1)  # type: ignore[arg-type,return-value]
     before = await topic.load(0)
     assert len(before) == 66

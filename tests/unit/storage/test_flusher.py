@@ -184,6 +184,42 @@ async def test_interval_mode_waits(tmp_path: Path) -> None:
     assert log.flushed_offset == 4
 
 
+@pytest.mark.parametrize(
+    "then",
+    [
+        replace(CONFIG, flush_mode=FlushMode.GROUP),
+        replace(CONFIG, flush_mode=FlushMode.INTERVAL, flush_interval_ms=500),
+    ],
+    ids=["group", "a shorter interval"],
+)
+@pytest.mark.parametrize(
+    "before",
+    [
+        replace(CONFIG, flush_mode=FlushMode.OS),
+        replace(CONFIG, flush_mode=FlushMode.INTERVAL, flush_interval_ms=3_600_000),
+    ],
+    ids=["os", "a long interval"],
+)
+async def test_what_was_written_before_another_flush_mode_is_synced_by_it(
+    tmp_path: Path, before: LogConfig, then: LogConfig
+) -> None:
+    files = Files()
+    clock = ManualClock()
+    log = make(tmp_path, files, config=before)
+    flusher = Flusher("d", files=files, clock=clock)
+    flusher.start()
+    log.request_flush = flusher.request
+    add(log, 3)
+    clock.advance(1)
+    await asyncio.sleep(0.05)
+    assert log.flushed_offset == 0
+    log.apply_config(then)
+    clock.advance(0.5)
+    await flushed_to(log, 3)
+    await flusher.stop()
+    log.close()
+
+
 async def test_a_log_whose_owner_will_ask_waits_for_that(tmp_path: Path) -> None:
     files = Files()
     clock = ManualClock()

@@ -286,6 +286,23 @@ class TestIdempotence:
         log.enforce_retention(NOW_MS + 1000)
         assert not log.producers
 
+    @pytest.mark.parametrize("stop", ["clean", "crash", "none"])
+    def test_a_backfill_keeps_its_deduplication(self, directory: Path, stop: str) -> None:
+        config = replace(CONFIG, producer_expiration_ms=1000, retention_ms=-1)
+        clock = ManualClock(NOW_MS)
+        log = Log.open(directory, config, clock=clock, files=Files(sync=False))
+        old = batch(2, producer_id=1, producer_epoch=0, sequence=0, timestamp_ms=NOW_MS - 90 * 86_400_000)
+        add(log, old)
+        if stop != "none":
+            if stop == "clean":
+                log.close()
+            else:
+                log.release()
+            state = LogState(0, 2, clean=True) if stop == "clean" else LogState()
+            log = Log.open(directory, config, clock=clock, files=Files(sync=False), state=state)
+        log.enforce_retention(NOW_MS + 999)
+        assert log.append(old, leader_epoch=0, now_ms=NOW_MS).duplicate
+
     def test_aborted_transactions_are_indexed(self, directory: Path) -> None:
         log = open_log(directory, SMALL)
 

@@ -77,7 +77,7 @@ class TestStartAndStop:
         dirs.checkpoint()
         add(log, 4)
         log.delete_records_before(2)
-        dirs.checkpoint_start_offsets()
+        assert dirs.checkpoint_start_offsets([TP]) == {}
         dirs.abandon()
         dirs = open_dirs(root)
         assert not dirs.clean_start
@@ -302,8 +302,10 @@ class TestDeletion:
         dirs = open_dirs(root)
         partition = TopicPartition("t" * 249, 123)
         add(dirs.create_log(partition, uuid.uuid4()))
+        assert (root / str(partition)).is_dir()
         dirs.delete_log(partition)
         dirs.close()
+        assert not [path for path in root.iterdir() if path.is_dir()]
 
 
 class TestFailures:
@@ -371,6 +373,71 @@ class TestFailures:
             dirs.create_log(TopicPartition("new", 0), uuid.uuid4())
         await dirs.stop()
         assert not (root / ".kafka_cleanshutdown").exists()
+
+    @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+    @pytest.mark.parametrize("call", ["pwritev", "datasync", "rename", "sync_directory"])
+    def test_a_hint_that_cannot_be_written_is_tried_again(
+        self, root: Path, call: str, number: int, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        files = FaultyFiles(root)
+        dirs = open_dirs(root, files=files)
+        log = dirs.create_log(TP, uuid.uuid4())
+        add(log, 3)
+        log.flush()
+        log.cleaned_offset = 1
+        files.fail(call, number, match="" if call == "sync_directory" else "checkpoint", times=-1)
+        for _ in range(3):
+            dirs.checkpoint()
+            dirs.checkpoint_high_watermarks({TP: 2})
+            dirs.cleaned_offsets_later(TP)()
+            dirs.directories[0]._recovery_points_later()()
+        said = [record for record in caplog.records if record.levelname == "ERROR"]
+        assert len({record.getMessage() for record in said}) == len(said) == 5, (
+            "each once, whatever the number of turns"
+        )
+        assert dirs.directories[0].failure is None
+        add(log)
+        assert log.read(0, 1000).data
+        files.heal()
+        dirs.checkpoint()
+        dirs.checkpoint_high_watermarks({TP: 2})
+        for name, offset in (("recovery-point", 3), ("replication", 2), ("cleaner", 1)):
+            assert f"topic 0 {offset}" in (root / f"{name}-offset-checkpoint").read_text()
+        files.fail(call, number, match="" if call == "sync_directory" else "checkpoint", times=-1)
+        dirs.checkpoint_high_watermarks({TP: 3})
+        assert sum(record.levelname == "ERROR" for record in caplog.records) == 6, "said again when it begins again"
+        dirs.abandon()
+
+    def test_what_a_truncation_needs_on_disk_is_no_hint(self, root: Path) -> None:
+        files = FaultyFiles(root)
+        dirs = open_dirs(root, files=files)
+        log = dirs.create_log(TP, uuid.uuid4())
+        add(log, 9)
+        log.flush()
+        dirs.checkpoint()
+        files.fail("pwritev", errno.ENOSPC, match="recovery-point")
+        with pytest.raises(StorageError):
+            log.truncate_to(4)
+        assert log.end_offset == 9
+        assert dirs.directories[0].failure is None
+        log.truncate_to(4)
+        assert log.end_offset == 4
+        dirs.close()
+
+    def test_deleted_records_that_may_come_back_are_told_of(self, root: Path) -> None:
+        files = FaultyFiles(root)
+        dirs = open_dirs(root / "a", root / "b", files=files)
+        places = [TopicPartition("topic", index) for index in range(2)]
+        logs = [dirs.create_log(place, uuid.uuid4()) for place in places]
+        for log in logs:
+            add(log, 9)
+            log.delete_records_before(4)
+        files.fail("pwritev", errno.ENOSPC, match=str(logs[0].directory.parent))
+        failed = dirs.checkpoint_start_offsets(places)
+        assert list(failed) == [places[0]]
+        assert all(directory.failure is None for directory in dirs.directories)
+        assert dirs.checkpoint_start_offsets(places) == {}
+        dirs.close()
 
     def test_a_full_disk_at_close_leaves_no_clean_mark(self, root: Path) -> None:
         files = FaultyFiles(root)

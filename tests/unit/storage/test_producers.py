@@ -16,10 +16,10 @@ from millrace.storage.producers import BATCHES_KEPT, Producers
 from support.batches import NOW_MS, batch, from_producer
 
 
-def write(state: Producers, data: bytes, offset: int) -> None:
+def write(state: Producers, data: bytes, offset: int, now_ms: int = NOW_MS) -> None:
     header = read_header(data)
     assert state.check(header) is None
-    state.record(header, offset)
+    state.record(header, offset, now_ms)
 
 
 def refused(state: Producers, data: bytes) -> ErrorCode:
@@ -32,7 +32,7 @@ def mark(state: Producers, kind: MarkerType, offset: int, *, epoch: int = 0, coo
     marker = EndMarker(kind, coordinator)
     header = read_header(encode_end_marker(marker, producer_id=1, producer_epoch=epoch, timestamp_ms=NOW_MS))
     state.check_marker(header, marker)
-    return state.record_marker(header, offset, marker)
+    return state.record_marker(header, offset, marker, NOW_MS)
 
 
 def transactional(sequence: int, *, epoch: int = 0) -> bytes:
@@ -145,6 +145,28 @@ class TestTransactions:
         assert len(state) == 0
 
 
+class TestExpiry:
+    OLD_MS = NOW_MS - 40 * 86_400_000
+
+    def backfill(self) -> Producers:
+        state = Producers()
+        data = batch(1, producer_id=5, producer_epoch=0, sequence=0, timestamp_ms=self.OLD_MS)
+        write(state, data, 0)
+        return state
+
+    def test_a_producer_of_old_data_is_not_an_old_producer(self) -> None:
+        state = self.backfill()
+        state.expire(NOW_MS + 999, 1000)
+        assert len(state) == 1
+        state.expire(NOW_MS + 1000, 1000)
+        assert len(state) == 0
+
+    def test_a_snapshot_says_when_it_was_heard_of(self) -> None:
+        again = Producers.from_bytes(self.backfill().to_bytes())
+        assert again is not None
+        assert again.entries[5].heard_ms == NOW_MS
+
+
 class TestSnapshots:
     def make(self) -> Producers:
         state = Producers()
@@ -156,8 +178,8 @@ class TestSnapshots:
 
     def test_the_bytes_are_kafkas(self) -> None:
         state = Producers()
-        write(state, from_producer(5, 40, 3, epoch=2), 100)
-        body = struct.pack(">iqhiqiqiq", 1, 5, 2, 42, 102, 2, NOW_MS + 2, -1, -1)
+        write(state, from_producer(5, 40, 3, epoch=2), 100, NOW_MS + 77)
+        body = struct.pack(">iqhiqiqiq", 1, 5, 2, 42, 102, 2, NOW_MS + 77, -1, -1)
         assert state.to_bytes() == struct.pack(">hI", 1, crc32c(body)) + body
 
     def test_round_trip(self) -> None:
@@ -216,7 +238,7 @@ def test_accepted_sequences_never_have_gaps(steps: list[tuple[int, int, int, int
         if history:
             assert sequence == history[-1][0] + history[-1][1]
         history.append((sequence, count))
-        state.record(header, offset)
-        replayed.record(header._replace(base_offset=offset), offset)
+        state.record(header, offset, NOW_MS)
+        replayed.record(header._replace(base_offset=offset), offset, NOW_MS)
         offset += count
     assert replayed.to_bytes() == state.to_bytes()

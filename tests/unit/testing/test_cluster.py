@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import socket
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from millrace.broker import Broker
 from millrace.errors import ApiError, ConfigError, ErrorCode
 from millrace.testing import Cluster
 from millrace.testing.cluster import MAX_OPEN_FILES
@@ -138,6 +140,22 @@ def test_a_setting_that_is_wrong_is_raised_to_the_caller() -> None:
         cluster.start()
     assert set(threading.enumerate()) <= threads
     cluster.close()
+
+
+def test_a_start_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def hang(_: Broker) -> None:
+        await asyncio.Event().wait()
+
+    threads = set(threading.enumerate())
+    monkeypatch.setattr(Broker, "start", hang)
+    monkeypatch.setattr("millrace.testing.cluster.START_TIMEOUT_S", 0.2)
+    cluster = Cluster()
+    with pytest.raises(RuntimeError, match="not ready within"):
+        cluster.start()
+    assert set(threading.enumerate()) <= threads
+    monkeypatch.undo()
+    with cluster:
+        assert answers(port_of(cluster))
 
 
 def test_wrong_uses_are_told() -> None:
