@@ -19,6 +19,10 @@ Survive = Callable[[bytes, bytes], bytes]
 """From what was synced of a file and what was written to it, what a power cut leaves."""
 
 
+_SOMEWHERE = 65
+"""In the records of a batch."""
+
+
 class _Content:
     """A file without its name."""
 
@@ -51,6 +55,15 @@ class MemoryFiles(Files):
             for content in kept.values():
                 content.synced = survive(content.synced, bytes(content.data))
                 content.data = bytearray(content.synced)
+
+    def damage(self, directory: Path, *, below: int) -> bool:
+        """Turn a bit in the first batch of the newest segment that begins below an offset; whether there is one."""
+        for name, content in sorted(self._directories[str(directory)].items(), reverse=True):
+            if name.endswith(".log") and int(name.removesuffix(".log")) < below and len(content.data) > _SOMEWHERE:
+                content.data[_SOMEWHERE] ^= 1
+                content.synced = bytes(content.data)
+                return True
+        return False
 
     # --- files by handle ----------------------------------------------------------------------------------------------
 

@@ -14,23 +14,25 @@ from __future__ import annotations
 import random
 import uuid
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
 from millrace.clock import ManualClock
 from millrace.cluster import controller, elections, membership, reassignments
-from millrace.cluster.elections import IsrProposal
+from millrace.cluster.directories import DirectoryChoice
+from millrace.cluster.elections import Placement
 from millrace.cluster.image import ClusterImage
 from millrace.cluster.planning import Plan
 from millrace.cluster.reassignments import Reassignment
-from millrace.config import BrokerConfig
-from millrace.errors import ApiError, ErrorCode
+from millrace.errors import ApiError, ErrorCode, MillraceError, code_of
 from millrace.metadata.deltas import (
     ChangeSet,
     ClusterCreated,
     ControllerChanged,
+    Directories,
     PartitionChanged,
     PartitionState,
     TopicCreated,
@@ -41,11 +43,10 @@ from millrace.records.decode import Record
 from millrace.records.encode import encode_batch
 from millrace.replication.partition import Partition
 from millrace.storage.log import ReadResult
-from millrace.storage.settings import FlushMode, LogConfig
-from millrace.storage.ticket import FlushTicket
+from millrace.storage.settings import FlushMode
 from millrace.wire.messages.fetch import FetchResponse
 from support.batches import NOW_MS
-from support.simulated_broker import NOTHING, Disk, Fetch, Settings, SimBroker
+from support.simulated_broker import NOTHING, Death, Disk, Fetch, Proposer, Reporter, Settings, SimBroker
 from support.simulated_promises import BrokenPromise, Committed, check_change
 
 TOPIC: Final = "t"
@@ -57,7 +58,6 @@ MAX_IN_FLIGHT: Final = 5
 STEPS: Final = 600
 TRACE: Final = 40
 HEALING_ROUNDS: Final = 60
-_CONFIG: Final = BrokerConfig({})
 
 
 @dataclass(eq=False)
@@ -170,14 +170,17 @@ class SimCluster:
         self.reigns: dict[int, Reign] = {}
         """Who believes to be controller."""
         self.committed = [Committed(index) for index in range(len(ASSIGNMENT))]
+        self._broken: BrokenPromise | None = None
         self._is_healed = False
         self._lost, self._late = chance.choice((0.01, 0.05, 0.1)), chance.choice((0.05, 0.15, 0.3))
         self._judged = 0
         self._touched: set[int] = set()
         """The partitions of which something has changed that a check looks at."""
         self._disks = 0
-        config = LogConfig(flush_mode=flush_mode, segment_bytes=1000, index_interval_bytes=200)
-        settings = Settings(self.clock, chance, config, min_insync_replicas=chance.choice((1, 2)))
+        settings = Settings(self.clock, chance, flush_mode, min_isr=chance.choice((1, 2)))
+        self._config = settings.broker
+        self._rules = elections.topic_rules(NOTHING, self._config)
+        self._deaths = self._kinds_of_death(flush_mode)
         self.brokers = {
             each: SimBroker(each, settings, [self._new_disk(each), self._new_disk(each)]) for each in BROKERS
         }
@@ -214,31 +217,39 @@ class SimCluster:
             (self.depose, some(1)),
             (self.rebalance, some(5)),
             (self.reassign, some(2)),
-            (self.lose_disk, some(5)),
+            (self.lose_disk, some(3)),
+            (self.lose_log, some(2)),
+            (self.fail_disk, some(1)),
+            (self.report, 12),
         ]
+
+    def _kinds_of_death(self, flush_mode: FlushMode) -> tuple[Death, ...]:
+        """In flush.mode=group nothing that was promised goes with the power; else that is told from a process's end."""
+        if flush_mode is FlushMode.GROUP:
+            return (Death.POWER, Death.POWER, Death.POWER, Death.PROCESS, Death.STOP)
+        quiet = (Death.PROCESS, Death.PROCESS, Death.PROCESS, Death.STOP)
+        return self.random.choice((quiet, quiet, (*quiet, Death.POWER)))
 
     def _begin(self) -> None:
         """Everybody is there, and everything is empty."""
         for broker in self.brokers.values():
             broker.on_mark = self.mark_moved
             broker.start()
-            broker.epoch = self.store.register(self._registration(broker))
-        self.store.elect(1)
-        first: list[Any] = [ClusterCreated("c"), ControllerChanged(1, 1)]
-        first += membership.registered(self.store.membership)
-        first.append(TopicCreated(TOPIC, TOPIC_ID, tuple(PartitionState(each, each, each[0]) for each in ASSIGNMENT)))
-        assert self.store.reign is not None
-        self.reigns[1] = self.store.reign
-        self.store.append(tuple(first), self.store.reign)
+            broker.registered(self.store.register(broker.registration()))
+        reign = self.reigns[1] = self.store.elect(1)
+        members = membership.registered(self.store.membership)
+        self.store.append((ClusterCreated("c"), ControllerChanged(1, 1), *members), reign)
+        choose = DirectoryChoice(self.store.image)
+        partitions = tuple(
+            PartitionState(each, each, each[0], directories=choose.for_replicas(each)) for each in ASSIGNMENT
+        )
+        self.store.append((TopicCreated(TOPIC, TOPIC_ID, partitions),), reign)
         for broker in self.brokers.values():
             self.catch_up(broker)
 
     def _new_disk(self, broker_id: int) -> Disk:
         self._disks += 1
-        return Disk(f"{broker_id}-{self._disks}")
-
-    def _registration(self, broker: SimBroker) -> BrokerRegistration:
-        return BrokerRegistration(broker.broker_id, ())
+        return Disk(f"disk-{broker_id}-{self._disks}")
 
     # --- running ------------------------------------------------------------------------------------------------------
 
@@ -318,8 +329,8 @@ class SimCluster:
         try:
             partition.check_in_sync()
             appended = partition.append(batch.data)
-        except ApiError as error:
-            self.counts[error.code.name] += 1
+        except MillraceError as error:
+            self.counts[code_of(error).name] += 1
             return
         self.note(at, "appends", producer.producer_id, batch.sequence, "at", producer.partition, appended.base_offset)
         self.counts["duplicate" if appended.duplicate else "append"] += 1
@@ -327,9 +338,10 @@ class SimCluster:
         def settled(error: Exception | None) -> None:
             if error is None:
                 self.mark_moved(at, partition)  # its watchers are told only after those who wait
-                self.committed[producer.partition].check_acknowledged(
-                    producer.producer_id, batch.sequence, appended.base_offset
-                )
+                with self._noting():
+                    self.committed[producer.partition].check_acknowledged(
+                        producer.producer_id, batch.sequence, appended.base_offset
+                    )
                 self.post(lambda: self._acknowledged(producer, batch), "ack", producer.producer_id, batch.sequence)
 
         if not partition.when_committed(appended.last_offset, settled):
@@ -350,7 +362,7 @@ class SimCluster:
                 continue
             try:
                 mark = partition.latest_offset()
-            except ApiError:
+            except MillraceError:
                 continue
             self.committed[index].check_seen(mark)
 
@@ -363,7 +375,7 @@ class SimCluster:
             self._fetch(to)
 
     def _fetch(self, to: SimBroker) -> None:
-        for index in list(to.replicas):
+        for index in sorted(to.followed):
             fetch = to.next_fetch(index)
             if fetch is not None:
                 self.post(partial(self._serve, self.brokers[to.replicas[index].state.leader], to, fetch), fetch)
@@ -378,11 +390,11 @@ class SimCluster:
             read = partition.serve_follower(
                 fetch.follower, fetch.broker_epoch, fetch.offset, fetch.last_epoch, 300, at_least_one=True
             )
-        except ApiError as error:
-            self.counts[error.code.name] += 1
-            if error.code is not ErrorCode.OFFSET_OUT_OF_RANGE:
+        except MillraceError as error:
+            self.counts[code_of(error).name] += 1
+            if code_of(error) is not ErrorCode.OFFSET_OUT_OF_RANGE:
                 return
-            answer.error_code = error.code
+            answer.error_code = ErrorCode.OFFSET_OUT_OF_RANGE
         else:
             if isinstance(read, ReadResult):
                 answer.records = bytes(read.data)
@@ -406,21 +418,16 @@ class SimCluster:
 
     def _flush(self, at: SimBroker) -> None:
         for index in list(at.replicas):
-            ticket = None if index in at.flushing else at.replicas[index].log.begin_flush()
+            log = at.replicas[index].open_log
+            ticket = None if index in at.flushing or log is None or log.failure else log.begin_flush()
             if ticket is not None:
                 at.flushing[index] = ticket
                 if self._is_healed or self.random.random() < 0.9:
-                    self._synced(at, index, ticket)
+                    at.synced(index, ticket)
                 else:
-                    self.late.append((partial(self._synced, at, index, ticket), ("flush of", index, "on", at)))
+                    self.late.append((partial(at.synced, index, ticket), ("flush of", index, "on", at)))
 
-    def _synced(self, at: SimBroker, index: int, ticket: FlushTicket) -> None:
-        if at.flushing.get(index) is ticket:
-            del at.flushing[index]
-            ticket.run(at.places[index].files)
-            ticket.log.end_flush(ticket)
-
-    # --- the ISR ------------------------------------------------------------------------------------------------------
+    # --- asking the controller ----------------------------------------------------------------------------------------
 
     def propose(self) -> None:
         """The task that asks for ISRs goes on, or gives up waiting for its answer."""
@@ -429,52 +436,55 @@ class SimCluster:
             self._propose(at)
 
     def _propose(self, at: SimBroker) -> None:
-        if not at.has_roles:
-            return
-        proposer = at.proposer
-        if proposer.request is not None:
+        if at.has_roles:
+            if at.proposer.request is None:
+                for partition in at.replicas.values():
+                    if partition.is_leader and self.random.random() < 0.7:
+                        at.proposer.proposals.consider(partition)
+            self._ask(at, at.proposer)
+
+    def report(self) -> None:
+        """The task that tells of disks goes on, or gives up waiting for its answer."""
+        at = self.some_broker()
+        if at is not None and at.has_roles:
+            self._ask(at, at.reporter)
+
+    def _ask(self, at: SimBroker, task: Proposer | Reporter) -> None:
+        if task.request is not None:
             if self.random.random() < 0.3:
-                proposer.fail()
+                task.fail()
             return
-        for partition in at.replicas.values():
-            if partition.is_leader and self.random.random() < 0.7:
-                proposer.consider(partition)
-        request = proposer.go_on()
+        request = task.go_on()
         if request is None:
             return
-        chief, epoch = at.image.controller_id, at.epoch
+        chief, epoch = self.brokers.get(at.image.controller_id), at.epoch
 
-        def answer(codes: list[ErrorCode] | None) -> None:
+        def answer(results: Any) -> None:
             def receive() -> None:
-                if proposer.request is request:
-                    if codes is None:
-                        proposer.fail()
+                if task.request is request:
+                    if results is None:
+                        task.fail()
                     else:
-                        proposer.answer(codes)
+                        task.answer(results)
 
-            self.post(receive, "answer for", at, codes)
+            self.post(receive, "answer for", at, results)
 
-        def decide() -> None:
-            self._judge(self.brokers.get(chief), at.broker_id, epoch, request, answer)
-
-        self.post(decide, at, "wants", [(each.index, each.partition_epoch, each.isr) for each in request])
-
-    def _judge(
-        self,
-        chief: SimBroker | None,
-        broker_id: int,
-        broker_epoch: int,
-        proposals: Sequence[IsrProposal],
-        answer: Callable[[list[ErrorCode] | None], None],
-    ) -> None:
         def plan(image: ClusterImage) -> Plan[Any]:
-            controller._check_epoch(image, broker_id, broker_epoch)
-            return elections.plan_isr(image, broker_id, proposals, complete=reassignments.completed)
+            controller._check_epoch(image, at.broker_id, epoch)
+            return self._plan(image, at.broker_id, request)
 
-        def then(outcomes: Any) -> None:
-            answer(None if outcomes is None else [outcome.error for outcome in outcomes])
+        self.post(lambda: self.change(chief, f"request of {at}", plan, answer), at, "asks for", request)
 
-        self.change(chief, f"ISR for {broker_id}", plan, then)
+    def _plan(self, image: ClusterImage, broker_id: int, request: object) -> Plan[Any]:
+        """As the controller does for AlterPartition, BrokerHeartbeat and AssignReplicasToDirs."""
+        if isinstance(request, Directories):
+            plan = elections.plan_directories(image, broker_id, request, rules_of=self._rules)
+            return Plan(ErrorCode.NONE, plan.changes)
+        assert isinstance(request, list)
+        if isinstance(request[0], Placement):
+            return elections.plan_placements(image, broker_id, request, rules_of=self._rules)
+        judged = elections.plan_isr(image, broker_id, request, complete=reassignments.completed, rules_of=self._rules)
+        return Plan([outcome.error for outcome in judged.results], judged.changes)
 
     # --- the controller -----------------------------------------------------------------------------------------------
 
@@ -553,7 +563,7 @@ class SimCluster:
         def plan(image: ClusterImage) -> Plan[None]:
             changes = membership.first_changes(
                 image,
-                _CONFIG,
+                self._config,
                 self.store.membership,
                 controller_epoch=reign.epoch,
                 broker_id=at.broker_id,
@@ -566,14 +576,16 @@ class SimCluster:
     def reconcile(self) -> None:
         """The controller brings the image in line with the registrations."""
         members = membership.registered(self.store.membership)
-        self.change(self._chief(), "registrations", lambda image: elections.plan_registrations(image, members))
+        self.change(
+            self._chief(), "registrations", partial(elections.plan_registrations, members=members, rules_of=self._rules)
+        )
 
     def fence(self) -> None:
         """The controller gives a broker up, dead or not."""
         at = self.brokers[self.random.choice(BROKERS)]
         known = self.store.image.brokers[at.broker_id]
         fence = {at.broker_id: known.broker_epoch}
-        self.change(self._chief(), f"{at} given up", lambda image: elections.plan_brokers(image, fence=fence))
+        self.change(self._chief(), f"{at} given up", partial(elections.plan_brokers, fence=fence, rules_of=self._rules))
 
     def unfence(self) -> None:
         """The controller hears of a broker again."""
@@ -584,7 +596,9 @@ class SimCluster:
     def _unfence(self, at: SimBroker) -> None:
         if at.broker_id in self.store.members:
             alive = {at.broker_id: at.epoch}
-            self.change(self._chief(), f"{at} heard of", lambda image: elections.plan_brokers(image, unfence=alive))
+            self.change(
+                self._chief(), f"{at} heard of", partial(elections.plan_brokers, unfence=alive, rules_of=self._rules)
+            )
 
     def rebalance(self) -> None:
         self.change(self._chief(), "preferred leaders", elections.plan_rebalance)
@@ -599,7 +613,9 @@ class SimCluster:
         elif kind < 0.8:
             target = tuple(self.random.sample(BROKERS, self.random.choice((2, 3, 3, 3))))
         item = Reassignment(TOPIC, index, target)
-        self.change(self._chief(), f"{item}", lambda image: reassignments.plan_reassignments(image, [item]))
+        self.change(
+            self._chief(), f"{item}", partial(reassignments.plan_reassignments, items=[item], rules_of=self._rules)
+        )
 
     # --- brokers ------------------------------------------------------------------------------------------------------
 
@@ -631,9 +647,10 @@ class SimCluster:
                 self._crash(broker)
 
     def _crash(self, at: SimBroker) -> None:
-        self.note(at, "dies")
+        death = self.random.choice(self._deaths)
+        self.note(at, death.value)
         self.counts["crash"] += 1
-        at.die()
+        at.die(death)
         self.reigns.pop(at.broker_id, None)
         if self.random.random() < 0.7:  # its session ends, sooner or later
             epoch = at.epoch
@@ -660,7 +677,7 @@ class SimCluster:
     def _register(self, at: SimBroker) -> None:
         if at.broker_id not in self.store.members:
             self.reigns.pop(at.broker_id, None)
-            at.epoch = self.store.register(self._registration(at))
+            at.registered(self.store.register(at.registration()))
             self.note(at, "registers again, epoch", at.epoch)
 
     def come_back(self) -> None:
@@ -668,29 +685,53 @@ class SimCluster:
         if at is None:
             return
         at.start()
-        at.epoch = self.store.register(self._registration(at))
+        at.registered(self.store.register(at.registration()))
         self.note(at, "is back, epoch", at.epoch)
         self.catch_up(at)
 
     def lose_disk(self) -> None:
-        """A disk of a dead broker is replaced by an empty one."""
+        """A disk of a dead broker is replaced by an empty one, or is not there for a while."""
         at = self.some_broker(up=False)
         if at is None:
             return
-        place = self.random.randrange(len(at.disks))
-        if not self._may_lose(at):
-            return
-        at.disks[place] = self._new_disk(at.broker_id)
-        self.counts["lost disk"] += 1
-        self.note(at, "lost a disk")
+        place = self.random.randrange(len(at.shelf))
+        disk = at.shelf[place]
+        if self.random.random() < 0.5:
+            at.shelf[place] = self._new_disk(at.broker_id)
+            self.counts["lost disk"] += 1
+            self.note(at, "has a new disk for", disk.directory_id)
+        elif not disk.is_attached:
+            disk.is_attached = True
+            self.counts["returned disk"] += 1
+            self.note(at, "has", disk.directory_id, "again")
+        elif sum(each.is_attached for each in at.shelf) > 1:
+            disk.is_attached = False
+            self.note(at, "is without", disk.directory_id)
 
-    def _may_lose(self, at: SimBroker) -> bool:
-        """Whether nobody counts on what a dead broker has: it is in no ISR, and nothing can bring it into one."""
-        return (
-            self.store.image.brokers[at.broker_id].fenced
-            and not any(at.broker_id in self.state_of(each.index).isr for each in self.committed)
-            and not any(reign.is_writing for reign in self.reigns.values())
-        )
+    def lose_log(self) -> None:
+        """A log on a disk of a dead broker is damaged, or is gone."""
+        at = self.some_broker(up=False)
+        disk = None if at is None else self.random.choice(at.shelf)
+        known = [] if disk is None else sorted(disk.states.keys() & disk.expected)
+        if disk is None or not known:
+            return
+        index = self.random.choice(known)
+        if self.random.random() < 0.5:
+            disk.forget(index)
+        elif not disk.damage(index):
+            return
+        self.counts["lost log"] += 1
+        self.note(disk.directory_id, "loses the log of", index)
+
+    def fail_disk(self) -> None:
+        """A disk of a live broker fails, and stays away until the broker is started again."""
+        at = self.some_broker()
+        if at is None or len(at.disks.online) < 2:
+            return
+        disk = self.random.choice([each for each in at.disks.attached if each not in at.disks.failed])
+        self.counts["failed disk"] += 1
+        self.note(at, "cannot use", disk.directory_id, "any more")
+        at.fail(disk)
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
@@ -700,6 +741,11 @@ class SimCluster:
             self.arrive()
             self.check()
         self._is_healed = True
+        for at in self.brokers.values():
+            for disk in at.shelf:
+                disk.is_attached = True
+            if at.is_up and at.disks.described.some_offline:
+                at.die(Death.STOP)
         for _ in range(HEALING_ROUNDS):
             self._heal_a_little()
             self.check()
@@ -722,25 +768,37 @@ class SimCluster:
             self._flush(at)
         for at in self.brokers.values():
             self._fetch(at)
-            if at.proposer.request is not None:
-                at.proposer.fail()
+            for task in (at.proposer, at.reporter):
+                if task.request is not None:
+                    task.fail()
             self._propose(at)
+            self._ask(at, at.reporter)
         for producer in self.producers:
             if producer.pending:
                 self._produce(producer, self.brokers[1])
 
     def _is_well(self) -> bool:
-        if any(producer.pending for producer in self.producers):
+        offline = {each.index for each in self.committed if self._is_rightly_offline(self.state_of(each.index))}
+        if any(producer.pending for producer in self.producers if producer.partition not in offline):
             return False
         for committed in self.committed:
             state = self.state_of(committed.index)
+            if committed.index in offline:
+                continue
             if state.is_reassigning or set(state.isr) != set(state.replicas):
                 return False
             for broker_id in state.replicas:
                 partition = self.brokers[broker_id].replicas.get(committed.index)
-                if partition is None or partition.log.end_offset != committed.end:
+                log = None if partition is None else partition.open_log
+                if log is None or log.end_offset != committed.end:
                     return False
+        self.counts["offline"] += len(offline)
         return True
+
+    def _is_rightly_offline(self, state: PartitionState) -> bool:
+        """Whether nobody is left who may have everything: only a person can decide what to do then."""
+        image = self.store.image
+        return state.leader == NO_BROKER and not any(image.is_present(state, each) for each in (*state.isr, *state.elr))
 
     def state_of(self, index: int) -> PartitionState:
         """As the newest delta has it."""
@@ -749,6 +807,8 @@ class SimCluster:
     # --- what must hold -----------------------------------------------------------------------------------------------
 
     def check(self) -> None:
+        if self._broken is not None:
+            raise self._broken
         self._judge_deltas()
         if not self._touched:
             return
@@ -757,10 +817,11 @@ class SimCluster:
             committed, state = self.committed[index], image.topics[TOPIC].partitions[index]
             for broker in self.brokers.values():
                 partition = broker.replicas.get(index)
-                if partition is not None:
-                    in_sync = broker.broker_id in state.isr
-                    upto = committed.end if in_sync else min(partition.high_watermark.offset, committed.end)
-                    committed.check_holds(broker, partition, upto)
+                if partition is None:
+                    continue
+                counts = broker.broker_id in (*state.isr, *state.elr) and image.is_present(state, broker.broker_id)
+                upto = committed.end if counts else min(partition.high_watermark.offset, committed.end)
+                committed.check_holds(broker, partition, upto)
         self._touched.clear()
 
     def _judge_deltas(self) -> None:
@@ -782,10 +843,20 @@ class SimCluster:
         """Whatever a leader takes for committed is so from now on; a follower knows of nothing else."""
         committed = self.committed[partition.index]
         if partition.high_watermark.offset > committed.end:
-            if not partition.is_leader:
-                raise BrokenPromise(f"(b) {broker} follows {partition!r}, of which {committed.end} is committed")
-            committed.extend(partition.log, partition.high_watermark.offset)
-            self._touched.add(partition.index)
+            with self._noting():
+                if not partition.is_leader:
+                    raise BrokenPromise(f"(b) {broker} follows {partition!r}, of which {committed.end} is committed")
+                committed.extend(partition.log, partition.high_watermark.offset)
+                self._touched.add(partition.index)
+
+    @contextmanager
+    def _noting(self) -> Iterator[None]:
+        """Around checks within a broker's own calls, where an exception would be logged and the broker go on."""
+        try:
+            yield
+        except BrokenPromise as broken:
+            self._broken = self._broken or broken
+            raise
 
 
 def simulate(seed: int, flush_mode: FlushMode) -> Counter[str]:

@@ -17,12 +17,15 @@ import pytest
 
 from millrace.cluster import controller, elections, reassignments
 from millrace.cluster.elections import IsrProposal
-from millrace.replication import isr
+from millrace.cluster.image import BrokerImage
+from millrace.replication import isr, replicas
 from millrace.replication.partition import Partition
+from millrace.replication.replicas import Replicas
 from millrace.replication.watermark import Watermark
 from millrace.storage.producers import Producers
 from millrace.storage.settings import FlushMode
 from support import simulated_cluster
+from support.simulated_broker import Disks
 from support.simulated_promises import BrokenPromise
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -61,10 +64,10 @@ def truncation_to_the_high_watermark(patch: pytest.MonkeyPatch) -> None:
     follow = Partition.follow
 
     def follow_and_cut(self: Partition, state: Any) -> None:
-        before = self.leader_epoch
+        before, log = self.leader_epoch, self.open_log
         follow(self, state)
-        if self.leader_epoch != before and self.log.end_offset > self.high_watermark.offset:
-            self.log.truncate_to(self.high_watermark.offset)
+        if self.leader_epoch != before and log is not None and log.end_offset > self.high_watermark.offset:
+            log.truncate_to(self.high_watermark.offset)
 
     patch.setattr(Partition, "follow", follow_and_cut)
 
@@ -108,7 +111,11 @@ def stale_broker_epoch_accepted(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Partition, "serve_follower", serve_anybody)
     patch.setattr(simulated_cluster, "is_of_an_earlier_start", lambda image, fetch: False)
     patch.setattr(controller, "_check_epoch", lambda image, broker_id, broker_epoch: None)
-    patch.setattr(elections, "_is_eligible", lambda image, broker_id, broker_epoch: image.is_live(broker_id))
+    judge = elections.may_be_in_sync
+    for module in (elections, replicas):
+        patch.setattr(
+            module, "may_be_in_sync", lambda image, topic, state, broker_id, *_: judge(image, topic, state, broker_id)
+        )
 
 
 @mutation
@@ -116,10 +123,10 @@ def proposal_without_compare_and_set(patch: pytest.MonkeyPatch) -> None:
     """The controller does not look at the partition epoch of a proposal."""
     judge = elections._isr_error
 
-    def judge_any(image: Any, state: Any, broker_id: int, proposal: IsrProposal) -> Any:
+    def judge_any(image: Any, topic: Any, state: Any, broker_id: int, proposal: IsrProposal) -> Any:
         if state is not None:
             proposal = replace(proposal, partition_epoch=state.partition_epoch)
-        return judge(image, state, broker_id, proposal)
+        return judge(image, topic, state, broker_id, proposal)
 
     patch.setattr(elections, "_isr_error", judge_any)
 
@@ -135,8 +142,8 @@ def new_incarnation_trusted(patch: pytest.MonkeyPatch) -> None:
     """A broker that comes back keeps its places in ISRs, and its leaderships with their epochs."""
     settle = elections.settle
 
-    def settle_trustfully(state: Any, live: Any, *, gone: Any = (), **more: Any) -> Any:
-        return settle(state, live, gone=[each for each in gone if each not in live], **more)
+    def settle_trustfully(state: Any, there: Any, *, gone: Any = (), **more: Any) -> Any:
+        return settle(state, there, gone=[each for each in gone if each not in there], **more)
 
     patch.setattr(elections, "settle", settle_trustfully)
 
@@ -170,8 +177,8 @@ def unclean_leader_elected(patch: pytest.MonkeyPatch) -> None:
     """A replica outside of the ISR is elected although the topic does not allow it."""
     settle = elections.settle
 
-    def settle_at_any_price(state: Any, live: Any, *, unclean: bool = False, **more: Any) -> Any:
-        return settle(state, live, unclean=True, **more)
+    def settle_at_any_price(state: Any, there: Any, *, rules: Any, **more: Any) -> Any:
+        return settle(state, there, rules=replace(rules, unclean=True), **more)
 
     patch.setattr(elections, "settle", settle_at_any_price)
 
@@ -179,12 +186,12 @@ def unclean_leader_elected(patch: pytest.MonkeyPatch) -> None:
 @mutation
 def leader_epoch_kept_by_a_new_incarnation(patch: pytest.MonkeyPatch) -> None:
     """A leader that comes back, alone in its ISR, goes on in the epoch in which it died."""
-    advanced = elections.advanced
+    changed = elections.changed
 
-    def advanced_without(*args: Any, new_leadership: bool = False, **more: Any) -> Any:
-        return advanced(*args, **more)
+    def changed_without(*args: Any, new_leadership: bool = False, **more: Any) -> Any:
+        return changed(*args, **more)
 
-    patch.setattr(elections, "advanced", advanced_without)
+    patch.setattr(elections, "changed", changed_without)
 
 
 @mutation
@@ -200,7 +207,8 @@ def move_ends_before_it_is_copied(patch: pytest.MonkeyPatch) -> None:
     def completed(state: Any) -> Any:
         replicas = tuple(each for each in state.replicas if each not in state.removing)
         members = tuple(each for each in state.isr if each not in state.removing) or replicas
-        return replace(state, replicas=replicas, isr=members, adding=(), removing=())
+        directories = tuple(state.directory_of(each) for each in replicas)
+        return replace(state, replicas=replicas, isr=members, directories=directories, adding=(), removing=())
 
     patch.setattr(reassignments, "completed", completed)
 
@@ -214,6 +222,52 @@ def deposed_controller_not_fenced(patch: pytest.MonkeyPatch) -> None:
         self.images.append(self.image.apply(changes))
 
     patch.setattr(simulated_cluster.Store, "append", append)
+
+
+@mutation
+def directory_ids_ignored(patch: pytest.MonkeyPatch) -> None:
+    """A replica counts as there wherever its broker lives, whatever disk the broker has come back with."""
+    patch.setattr(BrokerImage, "has_directory", lambda self, directory: True)
+    patch.setattr(elections, "_placed", lambda state, attendance, rules: state)
+    patch.setattr(Replicas, "_is_here", lambda self, state: True)
+
+
+@mutation
+def missing_log_made_anew(patch: pytest.MonkeyPatch) -> None:
+    """A log that is gone from a disk that is there is made anew, empty, without a word to the controller."""
+    patch.setattr(Disks, "is_missing", lambda self, place, topic_id: False)
+
+
+@mutation
+def lost_memory_trusted(patch: pytest.MonkeyPatch) -> None:
+    """In flush.mode=os a broker whose machine was started again keeps its places as if nothing were lost."""
+    patch.setattr(elections, "_may_have_lost_memory", lambda known, registered: False)
+
+
+@mutation
+def commits_below_min_insync_replicas(patch: pytest.MonkeyPatch) -> None:
+    """A leader commits although the ISR is too small, and others are eligible to lead."""
+
+    def never_under(self: Partition) -> None:
+        self.under_min_isr = False
+
+    patch.setattr(Partition, "_judge_min_isr", never_under)
+
+
+@mutation
+def eligible_for_ever(patch: pytest.MonkeyPatch) -> None:
+    """Whoever has left the ISR stays eligible when it is large enough again and records are committed."""
+    eligible = elections._eligible
+
+    def eligible_still(before: Any, after: Any, min_isr: int) -> Any:
+        return eligible(before, after, 1 << 30)
+
+    patch.setattr(elections, "_eligible", eligible_still)
+    patch.setattr(Partition, "_judge_min_isr", _judge_by_the_isr_alone)
+
+
+def _judge_by_the_isr_alone(self: Partition) -> None:
+    self.under_min_isr = len(self.state.isr) < min(self.min_insync_replicas, len(self.state.replicas))
 
 
 # --- the hunt ---------------------------------------------------------------------------------------------------------

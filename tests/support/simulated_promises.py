@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from millrace.cluster.image import ClusterImage
 from millrace.metadata.deltas import PartitionState
-from millrace.model import NO_BROKER
+from millrace.model import NO_BROKER, TopicPartition
 from millrace.records.batch import BatchHeader, split
 from millrace.replication.partition import Partition
 from millrace.storage.log import Log
@@ -89,8 +89,13 @@ class Committed:
             )
 
     def check_holds(self, broker: SimBroker, partition: Partition, upto: int) -> None:
-        """The replica has what is committed below `upto`."""
-        log = partition.log
+        """The replica has what is committed below `upto`; one that knows that its log is of no use need not."""
+        place = TopicPartition(partition.topic, partition.index)
+        log = broker.disks.get(place)
+        if log is None or log.failure is not None:
+            if upto and log is None and partition.index not in broker.disks.missing:
+                raise BrokenPromise(f"(b) {broker} has no log of {partition!r}, {upto} is committed")
+            return
         agreed = self._agreed.get(broker.broker_id)
         if agreed is None or agreed.log is not log or agreed.truncations != log.truncations:
             agreed = self._agreed[broker.broker_id] = _Agreed(log, log.truncations, log.start_offset)
