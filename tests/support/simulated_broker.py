@@ -7,6 +7,7 @@ them: which delta has been heard, when a broker that starts takes its roles, and
 
 from __future__ import annotations
 
+import itertools
 import random
 import types
 from collections.abc import Callable, Coroutine, Generator, Sequence
@@ -39,6 +40,7 @@ from support.memory_disk import MemoryFiles
 
 NOTHING: Final = ClusterImage()
 """Before the first delta."""
+_MADE: Final = itertools.count()
 _COPIER: Final = _Session.__new__(_Session)
 """What copies an answer into a log is a method that needs no session."""
 
@@ -84,6 +86,8 @@ class Disk:
     high_watermarks: dict[int, int] = field(default_factory=dict)
     expected: set[int] = field(default_factory=set)
     """The logs that must be there."""
+    made: dict[int, int] = field(default_factory=dict)
+    """When each log was made."""
     is_attached: bool = True
 
     def path(self, index: int) -> Path:
@@ -183,6 +187,7 @@ class Disks:
             raise StorageError("no usable data directory")
         disk = next((disk for disk in online if disk.directory_id == directory_id), online[0])
         disk.states[place.partition] = LogState()
+        disk.made[place.partition] = next(_MADE)
         disk.files.make_directory(disk.path(place.partition))
         return self._open(disk, place.partition, LogState())
 
@@ -412,6 +417,7 @@ class SimBroker:
 
     def start(self) -> None:
         self.is_up = True
+        self._remove_old_copies()
         self.proposer = Proposer()
         self.reporter = Reporter(self)
         self.disks = Disks(self.shelf, self.settings, self.reporter.reports.look)
@@ -419,6 +425,18 @@ class SimBroker:
         self.all_replicas.followed = self
         self.all_replicas.wants_isr = self.proposer.proposals.consider
         self.all_replicas.on_misplaced = self.reporter.reports.look
+
+    def _remove_old_copies(self) -> None:
+        """A log that was made anew while its disk was away is there twice when the disk returns.
+
+        `LogDirs` refuses to start then: a person removes the older one.
+        """
+        attached = [disk for disk in self.shelf if disk.is_attached]
+        for index in {index for disk in attached for index in disk.states}:
+            copies = sorted((disk for disk in attached if index in disk.states), key=lambda disk: disk.made[index])
+            for disk in copies[:-1]:
+                disk.forget(index)
+                disk.expected.discard(index)
 
     def registration(self) -> BrokerRegistration:
         return BrokerRegistration(

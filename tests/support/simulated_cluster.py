@@ -172,7 +172,7 @@ class SimCluster:
         self.committed = [Committed(index) for index in range(len(ASSIGNMENT))]
         self._broken: BrokenPromise | None = None
         self._is_healed = False
-        self._lost, self._late = chance.choice((0.01, 0.05, 0.1)), chance.choice((0.05, 0.15, 0.3))
+        self._lost, self._late = chance.choice((0.0, 0.03, 0.1)), chance.choice((0.05, 0.2, 0.4))
         self._judged = 0
         self._touched: set[int] = set()
         """The partitions of which something has changed that a check looks at."""
@@ -194,7 +194,7 @@ class SimCluster:
 
         def some(weight: float) -> float:
             """A fault of this run: more of it, less, or none at all."""
-            return weight * chance.choice((0.0, 0.5, 1.0, 1.0, 3.0))
+            return weight * chance.choice((0.0, 0.0, 0.5, 1.0, 3.0))
 
         return [
             (self.produce, 20),
@@ -203,7 +203,7 @@ class SimCluster:
             (self.hear, 25),
             (self.propose, 25),
             (self.reconcile, 10),
-            (self.arrive, chance.choice((4, 12, 30))),
+            (self.arrive, chance.choice((3, 10, 30))),
             (self.consume, 3),
             (self.come_back, 6),
             (self.register, 6),
@@ -213,13 +213,15 @@ class SimCluster:
             (self.crash, some(1.5)),
             (self.crash_all, some(0.1)),
             (self.expire, some(1)),
-            (self.fence, some(3)),
+            (self.fence, some(4)),
             (self.depose, some(1)),
-            (self.rebalance, some(5)),
+            (self.rebalance, some(6)),
             (self.reassign, some(2)),
-            (self.lose_disk, some(3)),
+            (self.hand_over, some(3)),
+            (self.replace_machine, some(0.7)),
+            (self.lose_disk, some(6)),
             (self.lose_log, some(2)),
-            (self.fail_disk, some(1)),
+            (self.fail_disk, some(0.3)),
             (self.report, 12),
         ]
 
@@ -582,7 +584,9 @@ class SimCluster:
 
     def fence(self) -> None:
         """The controller gives a broker up, dead or not."""
-        at = self.brokers[self.random.choice(BROKERS)]
+        self._fence(self.brokers[self.random.choice(BROKERS)])
+
+    def _fence(self, at: SimBroker) -> None:
         known = self.store.image.brokers[at.broker_id]
         fence = {at.broker_id: known.broker_epoch}
         self.change(self._chief(), f"{at} given up", partial(elections.plan_brokers, fence=fence, rules_of=self._rules))
@@ -602,6 +606,20 @@ class SimCluster:
 
     def rebalance(self) -> None:
         self.change(self._chief(), "preferred leaders", elections.plan_rebalance)
+
+    def hand_over(self) -> None:
+        """A person has another member of an ISR lead, and the controller may give that one up before long."""
+        index = self.random.randrange(len(ASSIGNMENT))
+        state = self.state_of(index)
+        others = [member for member in state.isr if member != state.leader]
+        if not others or state.is_reassigning:
+            return
+        heir = self.random.choice(others)
+        item = Reassignment(TOPIC, index, (heir, *(each for each in state.replicas if each != heir)))
+        self.change(self._chief(), f"{item}", partial(reassignments.plan_reassignments, items=[item]))
+        self.rebalance()
+        if self.random.random() < 0.7:
+            self.late.append((partial(self._fence, self.brokers[heir]), (self.brokers[heir], "is missed")))
 
     def reassign(self) -> None:
         """A person moves a partition to other brokers, or takes a move back."""
@@ -682,12 +700,23 @@ class SimCluster:
 
     def come_back(self) -> None:
         at = self.some_broker(up=False)
-        if at is None:
-            return
+        if at is not None:
+            self._come_back(at)
+
+    def _come_back(self, at: SimBroker) -> None:
         at.start()
         at.registered(self.store.register(at.registration()))
         self.note(at, "is back, epoch", at.epoch)
         self.catch_up(at)
+
+    def replace_machine(self) -> None:
+        """A broker dies and is back at once, with empty disks."""
+        at = self.some_broker()
+        if at is not None:
+            self._crash(at)
+            at.shelf[:] = [self._new_disk(at.broker_id) for _ in at.shelf]
+            self.counts["lost disk"] += len(at.shelf)
+            self._come_back(at)
 
     def lose_disk(self) -> None:
         """A disk of a dead broker is replaced by an empty one, or is not there for a while."""
