@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
@@ -15,24 +17,29 @@ from millrace.errors import ErrorCode
 from millrace.handlers import settling
 from millrace.storage.files import Files
 from millrace.testing import Cluster
-from millrace.wire.messages.offsets import ListOffsetsRequest
+from millrace.wire.keys import ApiKey
+from millrace.wire.messages.offsets import ListOffsetsRequest, ListOffsetsResponse
 from millrace.wire.messages.records import DeleteRecordsRequest
 from support.raw import RawClient, batch
 
-SYNC_S = 0.3
+SYNC_S = 0.2
 
 
 class SlowFiles(Files):
-    """A disk that takes its time for a sync."""
+    """A disk whose syncs take their time, or as long as a test holds them."""
 
-    delay_s = SYNC_S
+    held: threading.Event | None = None
 
     def __init__(self, max_open: int = 512, *, sync: bool = True) -> None:
-        super().__init__(max_open, sync=True)
+        super().__init__(max_open, sync=True)  # whatever a test's broker wants
 
-    def sys_datasync(self, path, fd) -> None:  # type: ignore[no-untyped-def]
+    def sys_datasync(self, path: Path, fd: int) -> None:
         if path.suffix == ".log":
-            time.sleep(self.delay_s)
+            if self.held is None:
+                time.sleep(SYNC_S)
+            else:
+                assert self.held.wait(60)
+        super().sys_datasync(path, fd)
 
 
 @pytest.fixture
@@ -43,15 +50,28 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
         yield cluster
 
 
+@pytest.fixture
+def disk(slow: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """No sync ends before this is set."""
+    held = threading.Event()
+    monkeypatch.setattr(SlowFiles, "held", held)
+    yield held
+    held.set()
+
+
 def connect(cluster: Cluster) -> RawClient:
     host, _, port = cluster.bootstrap_servers.partition(":")
     return RawClient((host, int(port)))
 
 
-def list_offset(client: RawClient, timestamp: int) -> tuple[int, int]:
+def latest_request(timestamp: int) -> ListOffsetsRequest:
     wanted = ListOffsetsRequest.ListOffsetsPartition(partition_index=0, timestamp=timestamp)
     topic = ListOffsetsRequest.ListOffsetsTopic(name="t", partitions=[wanted])
-    ((found,),) = [each.partitions for each in client.call(ListOffsetsRequest(replica_id=-1, topics=[topic]), 7).topics]
+    return ListOffsetsRequest(replica_id=-1, topics=[topic])
+
+
+def found_offset(answer: ListOffsetsResponse) -> tuple[int, int]:
+    ((found,),) = [each.partitions for each in answer.topics]
     return found.error_code, found.offset
 
 
@@ -63,37 +83,37 @@ def delete_before(client: RawClient, offset: int, timeout_ms: int = 10_000) -> t
     return found.error_code, found.low_watermark
 
 
-def test_the_producer_does_not_wait_and_the_question_does(slow: Cluster) -> None:
+@pytest.mark.parametrize(("timestamp", "expected"), [(-1, 1), (-3, 0), (0, 0)], ids=["latest", "max", "by time"])
+def test_the_producer_does_not_wait_and_the_question_does(
+    slow: Cluster, disk: threading.Event, timestamp: int, expected: int
+) -> None:
     with connect(slow) as client:
-        client.topic("t")
-        for number, (timestamp, expected) in enumerate(((-1, 1), (-3, 1), (0, 0), (-1, 4))):
-            began = time.monotonic()
-            assert client.produce("t", batch(), acks=1).base_offset == number
-            assert time.monotonic() - began < SYNC_S, "acks=1 does not wait for the disk"
-            assert client.fetch("t", number).records in (None, b""), "nobody sees what a power cut could take back"
-            assert list_offset(client, timestamp) == (0, expected)
-        client.produce("t", batch(), acks=1)
-        assert delete_before(client, 5) == (0, 5)
-        client.produce("t", batch(), acks=1)
-        assert delete_before(client, -1) == (0, 6)
+        assert client.produce("t", batch(), acks=1).base_offset == 0, "acks=1 does not wait for the disk"
+        assert client.fetch("t", 0).records in (None, b""), "nobody sees what a power cut could take back"
+        assert found_offset(client.call(latest_request(-2), 7)) == (0, 0), "where the log starts does not depend on it"
+        client.request(latest_request(timestamp), 7)
+        disk.set()
+        assert found_offset(client.response(ApiKey.LIST_OFFSETS, 7)) == (0, expected)
 
 
-def test_the_start_of_the_log_is_known_without_the_disk(slow: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SlowFiles, "delay_s", 2.0)
+@pytest.mark.parametrize("offset", [1, -1])
+def test_what_was_acknowledged_can_be_deleted(slow: Cluster, disk: threading.Event, offset: int) -> None:
     with connect(slow) as client:
-        client.produce("t", batch(), acks=1)
-        began = time.monotonic()
-        assert list_offset(client, -2) == (0, 0)
-        assert time.monotonic() - began < 1.0
+        assert client.produce("t", batch(), acks=1).base_offset == 0
+        threading.Timer(SYNC_S, disk.set).start()
+        assert delete_before(client, offset) == (0, 1)
 
 
-def test_a_disk_that_takes_too_long_is_not_waited_for(slow: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SlowFiles, "delay_s", 2.0)
+def test_a_disk_that_takes_too_long_is_not_waited_for(
+    slow: Cluster, disk: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(settling, "SETTLING_S", 0.1)
     with connect(slow) as client:
         client.produce("t", batch(), acks=1)
-        assert list_offset(client, -1) == (ErrorCode.OFFSET_NOT_AVAILABLE, -1), "a client asks again"
+        unknown = (ErrorCode.OFFSET_NOT_AVAILABLE, -1)
+        assert found_offset(client.call(latest_request(-1), 7)) == unknown, "a client asks again"
         assert delete_before(client, 1)[0] == ErrorCode.OFFSET_OUT_OF_RANGE
+        disk.set()
 
 
 def test_librdkafka_finds_what_was_acknowledged(slow: Cluster) -> None:

@@ -24,7 +24,7 @@ FAILOVER_S: Final = 2.0
 
 
 def refusing(links: Callable[[Stage], Links], *, changes: int, pause_s: Callable[[Stage], float]) -> Fault:
-    """Refuse these calls for a session and a half."""
+    """Refuse these calls for a session and a half: longer than a follower that cannot fetch stays in the ISR."""
 
     def fault(stage: Stage) -> None:
         stage.limits = limits(stage, changes, pause_s(stage))
@@ -160,7 +160,7 @@ LINK_ROWS: Final = (
             _variant("broker and all others refuse each other", a_broker_and_all_others, 0, a_failover),
             _variant("controller and all others refuse each other", controller_and_all_others, 1, a_failover),
             _variant("controller refused by all others", controller_by_all_others, 1, a_failover),
-            _variant("broker refused by all others", a_broker_by_all_others, 0, a_lag),
+            _variant("broker refused by all others", a_broker_by_all_others, 0, a_lag, short=False),
             _variant("broker refused by the controller", a_broker_by_the_controller, 0, a_lag, short=False),
             _variant("leader refused by ZooKeeper", a_leader_by_zookeeper, 1, a_session),
             _variant("ring partition", all_but_the_next, 0, the_fault_itself),

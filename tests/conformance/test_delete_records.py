@@ -12,10 +12,13 @@ from millrace.testing import Cluster
 from millrace.wire.messages.records import DeleteRecordsRequest
 from support.raw import RawClient, batch
 
+# An idle follower's fetch waits this long: longer than any of these tests takes, if nobody has to wait for it.
+PATIENT = {"replica.fetch.wait.max.ms": "25000"}
+
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
-    with Cluster(brokers=3) as running:
+    with Cluster(brokers=3, settings=PATIENT) as running:
         running.create_topic("t")
         yield running
 
@@ -50,11 +53,8 @@ def test_the_answer_comes_when_every_replica_has_forgotten(cluster: Cluster) -> 
     with client:
         for number in range(1, 6):
             assert client.produce("t", batch(b"a", b"b")).error_code == 0
-            began = time.monotonic()
-            assert delete_before(client, -1) == (0, 2 * number)
-            took_s = time.monotonic() - began
+            assert delete_before(client, -1) == (0, 2 * number), "told at once, not when a fetch has waited in vain"
             assert starts(cluster) == dict.fromkeys((1, 2, 3), 2 * number)
-            assert took_s < 0.4, "followers are told at once, not when their fetch has waited in vain"
         assert delete_before(client, 3) == (0, 10), "already gone"
 
 

@@ -118,7 +118,7 @@ class BrokerProcess:
         return self._process is not None
 
     def configure(self, settings: Mapping[str, str]) -> None:
-        self.data.mkdir(parents=True)
+        self.data.mkdir(parents=True, exist_ok=True)  # a test may have put a disk of its own there
         self._config_path.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
 
     def launch(self) -> None:

@@ -175,6 +175,12 @@ class Disks:
             return disk.directory_id
         return LOST_DIRECTORY if isinstance(failure, CorruptLogError) else FAILED_DIRECTORY
 
+    def is_full(self, place: TopicPartition) -> bool:
+        return False
+
+    def note_failed_write(self, place: TopicPartition, error: StorageError) -> None:
+        """No write fails here but those to a disk that has failed already."""
+
     def is_missing(self, place: TopicPartition, topic_id: UUID) -> bool:
         return place.partition in self.missing
 

@@ -42,7 +42,7 @@ from millrace.model import NO_BROKER
 from millrace.records.decode import Record
 from millrace.records.encode import encode_batch
 from millrace.replication.partition import Partition
-from millrace.storage.log import ReadResult
+from millrace.storage.reading import ReadResult
 from millrace.storage.settings import FlushMode
 from millrace.wire.messages.fetch import FetchResponse
 from support.batches import NOW_MS

@@ -187,7 +187,11 @@ def _eligible(before: PartitionState, after: PartitionState, min_isr: int) -> tu
     if len(after.isr) >= min(min_isr, len(after.replicas)):
         return ()
     known = (*before.isr, *before.elr)
-    return tuple(replica for replica in after.replicas if replica in known and replica not in after.isr)
+    return tuple(
+        replica
+        for replica in after.replicas
+        if replica in known and replica not in after.isr and after.directory_of(replica) != LOST_DIRECTORY
+    )
 
 
 # --- replicas that come and go ----------------------------------------------------------------------------------------

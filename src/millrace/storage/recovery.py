@@ -41,11 +41,11 @@ from millrace.storage.segment import (
     SNAPSHOT_SUFFIX,
     TIME_INDEX_SUFFIX,
     TXN_INDEX_SUFFIX,
-    IndexCache,
     Segment,
     file_name,
     is_offset_file,
 )
+from millrace.storage.segments import Segments
 
 logger = logging.getLogger(__name__)
 
@@ -88,16 +88,14 @@ class Loaded:
 class LoadOptions:
     """The settings that loading depends on."""
 
-    index_interval_bytes: int
     producer_expiration_ms: int
     max_producers: int
 
 
-def load(
-    files: Files, directory: Path, state: LogState, options: LoadOptions, cache: IndexCache, now_ms: int
-) -> Loaded:
+def load(home: Segments, state: LogState, options: LoadOptions, now_ms: int) -> Loaded:
     """Read a log's directory; may cut a torn tail off, raises `CorruptLogError` where flushed data is damaged."""
-    segments, snapshots = _list(files, directory, state, options, cache, now_ms)
+    files, directory = home.files, home.directory
+    segments, snapshots = _list(home, state, now_ms)
     tail: _Tail | None = None
     if state.clean:
         tail = _clean_tail(segments, state.recovery_point)
@@ -110,7 +108,7 @@ def load(
     if state.start_offset > tail.end_offset:
         # DeleteRecords moved the start and its checkpoint survived, some records below it did not. Nothing that anybody
         # may read is missing, and the offsets go on from the start, so that none is given out twice.
-        tail = _start_over(files, segments, state.start_offset)
+        tail = _start_over(home, segments, state.start_offset, now_ms)
     obsolete = [offset for offset in snapshots if offset > tail.end_offset]
     for offset in obsolete:
         files.remove(directory / file_name(offset, SNAPSHOT_SUFFIX))
@@ -125,10 +123,9 @@ def load(
     return Loaded(segments, start_offset, tail.end_offset, tail.flushed, epochs, producers, snapshot_offset)
 
 
-def _list(
-    files: Files, directory: Path, state: LogState, options: LoadOptions, cache: IndexCache, now_ms: int
-) -> tuple[list[Segment], list[int]]:
+def _list(home: Segments, state: LogState, now_ms: int) -> tuple[list[Segment], list[int]]:
     """The segments and snapshots that are there, oldest first; leftovers of unfinished work are removed."""
+    files, directory = home.files, home.directory
     swap.recover(files, directory)
     names = files.names(directory)
     bases = sorted(int(name[:OFFSET_DIGITS]) for name in names if is_offset_file(name, LOG_SUFFIX))
@@ -141,37 +138,22 @@ def _list(
         )
         if orphan or name.endswith(_LEFTOVERS):
             files.remove(directory / name)
-    segments = []
-    for base in bases:
-        path = directory / file_name(base, LOG_SUFFIX)
-        segments.append(
-            Segment(
-                files,
-                directory,
-                base,
-                size_bytes=files.size_of(path) or 0,
-                exists=True,
-                sealed=base != bases[-1],
-                created_ms=now_ms,
-                index_interval_bytes=options.index_interval_bytes,
-                cache=cache,
-            )
+    segments = [
+        home.make(
+            base,
+            now_ms,
+            size_bytes=files.size_of(directory / file_name(base, LOG_SUFFIX)) or 0,
+            exists=True,
+            sealed=base != bases[-1],
         )
+        for base in bases
+    ]
     if not segments:
         if state.recovery_point > state.start_offset:
             raise CorruptLogError(
                 f"{directory} has no segment, but records up to offset {state.recovery_point} were flushed to it"
             )
-        segments.append(
-            Segment(
-                files,
-                directory,
-                state.start_offset,
-                created_ms=now_ms,
-                index_interval_bytes=options.index_interval_bytes,
-                cache=cache,
-            )
-        )
+        segments.append(home.make(state.start_offset, now_ms))
     return segments, snapshots
 
 
@@ -375,20 +357,12 @@ def _keep_cut_bytes(files: Files, segment: Segment, position: int, file_size: in
                  path, file_size - position, kept.name)  # fmt: skip
 
 
-def _start_over(files: Files, segments: list[Segment], offset: int) -> _Tail:
-    template = segments[-1]
+def _start_over(home: Segments, segments: list[Segment], offset: int, now_ms: int) -> _Tail:
     for segment in segments:
         segment.close()
         for path in segment.paths():
-            files.remove(path)
-    fresh = Segment(
-        files,
-        template.directory,
-        offset,
-        created_ms=template.created_ms,
-        index_interval_bytes=template.index_interval_bytes,
-        cache=template.cache,
-    )
+            home.files.remove(path)
+    fresh = home.make(offset, now_ms)
     fresh.create()
     segments[:] = [fresh]
     return _Tail(offset, LogPosition(offset, offset, 0), None, [], dropped=True)

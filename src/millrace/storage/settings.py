@@ -76,4 +76,4 @@ class LogConfig:
 
     @property
     def load_options(self) -> LoadOptions:
-        return LoadOptions(self.index_interval_bytes, self.producer_expiration_ms, self.max_producers)
+        return LoadOptions(self.producer_expiration_ms, self.max_producers)
