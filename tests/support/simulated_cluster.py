@@ -11,6 +11,7 @@ more often in a few extreme runs than in many average ones.
 
 from __future__ import annotations
 
+import logging
 import random
 import uuid
 from collections import Counter, deque
@@ -894,12 +895,16 @@ def simulate(seed: int, flush_mode: FlushMode) -> Counter[str]:
     Raises `BrokenPromise` where something does not hold, with the last steps before that.
     """
     run = SimCluster(seed, flush_mode)
+    disabled = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)  # what brokers say of a thousand deaths is of no use here
     try:
         run.run()
         run.heal()
     except Exception as error:
         text = f"{error!r}\nseed {seed}, flush.mode={flush_mode.value}, after\n{run.story()}"
         raise BrokenPromise(text) from error
+    finally:
+        logging.disable(disabled)
     return run.counts
 
 

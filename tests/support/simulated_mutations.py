@@ -7,7 +7,6 @@ docs/testing.md.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -297,7 +296,7 @@ def hunt(planted: Mutation, max_runs: int) -> Found | None:
 
 def _invariant(error: BrokenPromise) -> str:
     cause = error.__cause__
-    return str(cause)[:3] if isinstance(cause, BrokenPromise) else type(cause).__name__
+    return str(cause)[:3] if isinstance(cause, BrokenPromise) else str(cause).partition(":")[0]
 
 
 def main() -> None:
@@ -309,5 +308,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    logging.disable(logging.CRITICAL)
     main()
