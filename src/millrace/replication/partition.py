@@ -167,8 +167,15 @@ class Partition:
 
     @property
     def known_high_watermark(self) -> int:
-        """The high watermark without opening the log: what the last run remembered, if it is still closed."""
-        return self._remembered if self._log is None else self.high_watermark.offset
+        """What the next run may believe of the high watermark, without opening the log for it.
+
+        A power cut may bring back records that were cut off here and replaced by committed ones: those are committed,
+        but what is remembered must not reach beyond what is on disk.
+        """
+        log, mark = self._log, self.high_watermark.offset
+        if log is None:
+            return self._remembered
+        return min(mark, log.flushed_offset) if log.config.flush_mode is FlushMode.GROUP else mark
 
     # ------------------------------------------------------------------------------------------------------------ role
 

@@ -456,6 +456,7 @@ class Replicas:
         directory = UNASSIGNED_DIRECTORY if state is None else state.directory_of(self._broker_id)
         log = self._log_dirs.create_log(place, topic_id, config, directory)
         if partition is not None:
+            partition.forget_log()  # what is remembered of a high watermark was of another log
             self._note_space(place, partition)
         return log
 

@@ -263,6 +263,9 @@ def _cut(
     del segments[keep:]
     if keep > index:
         files.truncate(segment.log_file, position)
+        # The next record may go to the next segment: then nobody would sync this one again, and what was cut off could
+        # come back behind its end.
+        files.datasync(segment.log_file)
     segments[-1].sealed = False
     return shorter
 

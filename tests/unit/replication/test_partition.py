@@ -15,7 +15,7 @@ from millrace.replication.partition import SETTLING_S, Partition
 from millrace.storage.files import Files
 from millrace.storage.log import Log
 from millrace.storage.settings import FlushMode, LogConfig
-from support.batches import NOW_MS, batch, from_producer
+from support.batches import NOW_MS, batch, from_producer, with_header
 
 CONFIG = LogConfig(flush_mode=FlushMode.OS, segment_bytes=40_000)
 
@@ -55,6 +55,20 @@ def test_in_group_mode_only_what_is_on_disk_is_committed_and_readable(tmp_path: 
     assert told == [None]
     assert rig.partition.high_watermark.offset == 20
     assert rig.partition.read(0, 10_000, at_least_one=True).next_offset == 20
+
+
+def test_what_is_remembered_of_the_high_watermark_is_on_disk(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, replace(CONFIG, flush_mode=FlushMode.GROUP))
+    rig.fill(1)
+    rig.log.flush()
+    rig.partition.follow(PartitionState((1, 2), (2,), 2, leader_epoch=4))
+    sent = with_header(batch(20), base_offset=20, leader_epoch=4)
+    rig.partition.append_from_leader(memoryview(sent), 4)
+    rig.partition.follow_leader_marks(40, 0)
+    assert rig.partition.high_watermark.offset == 40
+    assert rig.partition.known_high_watermark == 20, "a power cut may bring back what was there before"
+    rig.log.flush()
+    assert rig.partition.known_high_watermark == 40
 
 
 def test_without_group_mode_any_more_nothing_waits_for_the_disk(tmp_path: Path) -> None:

@@ -1,0 +1,311 @@
+"""Bugs to plant in the rules of replication: the simulation must find each of them.
+
+A mutation is a function that patches the rule it breaks through `pytest.MonkeyPatch`. Each is a mistake that a broker
+of this kind could make; what it breaks is in docs/coordination.md. Run as a program, this prints the table of
+docs/testing.md.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import pytest
+
+from millrace.cluster import controller, elections, reassignments
+from millrace.cluster.elections import IsrProposal
+from millrace.cluster.image import BrokerImage
+from millrace.replication import isr, replicas
+from millrace.replication.partition import Partition
+from millrace.replication.replicas import Replicas
+from millrace.replication.watermark import Watermark
+from millrace.storage.producers import Producers
+from millrace.storage.settings import FlushMode
+from support import simulated_cluster
+from support.simulated_broker import Disks
+from support.simulated_promises import BrokenPromise
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A bug, and the first line of its text."""
+
+    name: str
+    plant: Plant
+
+    @property
+    def description(self) -> str:
+        return (self.plant.__doc__ or "").partition("\n")[0].rstrip(".")
+
+
+MUTATIONS: Final[dict[str, Mutation]] = {}
+
+
+def mutation(plant: Plant) -> Plant:
+    name = plant.__name__
+    MUTATIONS[name] = Mutation(name, plant)
+    return plant
+
+
+@mutation
+def ack_before_replication(patch: pytest.MonkeyPatch) -> None:
+    """The high watermark is the leader's own end."""
+    patch.setattr(isr, "high_watermark", lambda own_end, *_: own_end)
+
+
+@mutation
+def truncation_to_the_high_watermark(patch: pytest.MonkeyPatch) -> None:
+    """A follower of a new leader cuts its log at the high watermark it knows, not where the epochs part."""
+    follow = Partition.follow
+
+    def follow_and_cut(self: Partition, state: Any) -> None:
+        before, log = self.leader_epoch, self.open_log
+        follow(self, state)
+        if self.leader_epoch != before and log is not None and log.end_offset > self.high_watermark.offset:
+            log.truncate_to(self.high_watermark.offset)
+
+    patch.setattr(Partition, "follow", follow_and_cut)
+
+
+@mutation
+def fetch_epochs_ignored(patch: pytest.MonkeyPatch) -> None:
+    """A leader looks neither at the leader epoch of a fetch nor at the epoch of the follower's last record."""
+    leader_epoch_of_a_fetch_ignored(patch)
+    last_fetched_epoch_ignored(patch)
+
+
+@mutation
+def leader_epoch_of_a_fetch_ignored(patch: pytest.MonkeyPatch) -> None:
+    """A leader takes the promise of a fetch that was meant for another leadership."""
+    patch.setattr(Partition, "check_leader_epoch", lambda self, epoch: None)
+
+
+@mutation
+def last_fetched_epoch_ignored(patch: pytest.MonkeyPatch) -> None:
+    """A leader does not tell a follower that their logs have parted."""
+    serve = Partition.serve_follower
+
+    def serve_anybody(
+        self: Partition, broker_id: int, broker_epoch: int, offset: int, _last_epoch: int, *rest: Any, **more: Any
+    ) -> Any:
+        return serve(self, broker_id, broker_epoch, offset, -1, *rest, **more)
+
+    patch.setattr(Partition, "serve_follower", serve_anybody)
+
+
+@mutation
+def stale_broker_epoch_accepted(patch: pytest.MonkeyPatch) -> None:
+    """Fetches and proposals of and for an earlier incarnation of a broker count."""
+    serve = Partition.serve_follower
+
+    def serve_anybody(self: Partition, broker_id: int, broker_epoch: int, *rest: Any, **more: Any) -> Any:
+        follower = self._followers.get(broker_id)
+        known = -1 if follower is None else follower.broker_epoch
+        return serve(self, broker_id, max(broker_epoch, known), *rest, **more)
+
+    patch.setattr(Partition, "serve_follower", serve_anybody)
+    patch.setattr(simulated_cluster, "is_of_an_earlier_start", lambda image, fetch: False)
+    patch.setattr(controller, "_check_epoch", lambda image, broker_id, broker_epoch: None)
+    judge = elections.may_be_in_sync
+    for module in (elections, replicas):
+        patch.setattr(
+            module, "may_be_in_sync", lambda image, topic, state, broker_id, *_: judge(image, topic, state, broker_id)
+        )
+
+
+@mutation
+def proposal_without_compare_and_set(patch: pytest.MonkeyPatch) -> None:
+    """The controller does not look at the partition epoch of a proposal."""
+    judge = elections._isr_error
+
+    def judge_any(image: Any, topic: Any, state: Any, broker_id: int, proposal: IsrProposal) -> Any:
+        if state is not None:
+            proposal = replace(proposal, partition_epoch=state.partition_epoch)
+        return judge(image, topic, state, broker_id, proposal)
+
+    patch.setattr(elections, "_isr_error", judge_any)
+
+
+@mutation
+def proposed_additions_not_counted(patch: pytest.MonkeyPatch) -> None:
+    """The high watermark does not wait for replicas that the leader has proposed to add."""
+    patch.setattr(Partition, "_maximal_isr", lambda self: self.state.isr)
+
+
+@mutation
+def new_incarnation_trusted(patch: pytest.MonkeyPatch) -> None:
+    """A broker that comes back keeps its places in ISRs, and its leaderships with their epochs."""
+    settle = elections.settle
+
+    def settle_trustfully(state: Any, there: Any, *, gone: Any = (), **more: Any) -> Any:
+        return settle(state, there, gone=[each for each in gone if each not in there], **more)
+
+    patch.setattr(elections, "settle", settle_trustfully)
+
+
+@mutation
+def join_without_having_everything(patch: pytest.MonkeyPatch) -> None:
+    """A replica may join the ISR wherever its log ends."""
+    patch.setattr(isr, "may_join", lambda follower, mark, epoch_start: follower.log_end >= 0)
+
+
+@mutation
+def join_without_the_epochs_start(patch: pytest.MonkeyPatch) -> None:
+    """A replica may join the ISR below the start of the leader's epoch, from the mark on that a new leader knows."""
+    patch.setattr(isr, "may_join", lambda follower, mark, epoch_start: follower.log_end >= max(mark, 0))
+
+
+@mutation
+def no_deduplication(patch: pytest.MonkeyPatch) -> None:
+    """Sequence numbers are not looked at."""
+    patch.setattr(Producers, "check", lambda self, header: None)
+
+
+@mutation
+def promise_before_the_flush(patch: pytest.MonkeyPatch) -> None:
+    """A follower sends a fetch offset before what is below it is on disk."""
+    patch.setattr(Partition, "is_flushed", True)
+
+
+@mutation
+def unclean_leader_elected(patch: pytest.MonkeyPatch) -> None:
+    """A replica outside of the ISR is elected although the topic does not allow it."""
+    settle = elections.settle
+
+    def settle_at_any_price(state: Any, there: Any, *, rules: Any, **more: Any) -> Any:
+        return settle(state, there, rules=replace(rules, unclean=True), **more)
+
+    patch.setattr(elections, "settle", settle_at_any_price)
+
+
+@mutation
+def leader_epoch_kept_by_a_new_incarnation(patch: pytest.MonkeyPatch) -> None:
+    """A leader that comes back, alone in its ISR, goes on in the epoch in which it died."""
+    changed = elections.changed
+
+    def changed_without(*args: Any, new_leadership: bool = False, **more: Any) -> Any:
+        return changed(*args, **more)
+
+    patch.setattr(elections, "changed", changed_without)
+
+
+@mutation
+def waits_outlive_the_leadership(patch: pytest.MonkeyPatch) -> None:
+    """Whoever waits for a commit is not told when the leadership is lost, and is answered by the next leader's mark."""
+    patch.setattr(Watermark, "fail", lambda self, error: self.notify())
+
+
+@mutation
+def move_ends_before_it_is_copied(patch: pytest.MonkeyPatch) -> None:
+    """A reassignment drops the old replicas although the new ones are not in sync."""
+
+    def completed(state: Any) -> Any:
+        replicas = tuple(each for each in state.replicas if each not in state.removing)
+        members = tuple(each for each in state.isr if each not in state.removing) or replicas
+        directories = tuple(state.directory_of(each) for each in replicas)
+        return replace(state, replicas=replicas, isr=members, directories=directories, adding=(), removing=())
+
+    patch.setattr(reassignments, "completed", completed)
+
+
+@mutation
+def deposed_controller_not_fenced(patch: pytest.MonkeyPatch) -> None:
+    """The store takes the delta of a controller whose reign is over."""
+
+    def append(self: simulated_cluster.Store, changes: Any, _reign: Any) -> None:
+        self.deltas.append(changes)
+        self.images.append(self.image.apply(changes))
+
+    patch.setattr(simulated_cluster.Store, "append", append)
+
+
+@mutation
+def directory_ids_ignored(patch: pytest.MonkeyPatch) -> None:
+    """A replica counts as there wherever its broker lives, whatever disk the broker has come back with."""
+    patch.setattr(BrokerImage, "has_directory", lambda self, directory: True)
+    patch.setattr(elections, "_placed", lambda state, attendance, rules: state)
+    patch.setattr(Replicas, "_is_here", lambda self, state: True)
+
+
+@mutation
+def missing_log_made_anew(patch: pytest.MonkeyPatch) -> None:
+    """A log that is gone from a disk that is there is made anew, empty, without a word to the controller."""
+    patch.setattr(Disks, "is_missing", lambda self, place, topic_id: False)
+
+
+@mutation
+def lost_memory_trusted(patch: pytest.MonkeyPatch) -> None:
+    """In flush.mode=os a broker whose machine was started again keeps its places as if nothing were lost."""
+    patch.setattr(elections, "_may_have_lost_memory", lambda known, registered: False)
+
+
+@mutation
+def commits_below_min_insync_replicas(patch: pytest.MonkeyPatch) -> None:
+    """A leader commits although the ISR is too small, and others are eligible to lead."""
+
+    def never_under(self: Partition) -> None:
+        self.under_min_isr = False
+
+    patch.setattr(Partition, "_judge_min_isr", never_under)
+
+
+@mutation
+def eligible_for_ever(patch: pytest.MonkeyPatch) -> None:
+    """Whoever has left the ISR stays eligible when it is large enough again and records are committed."""
+    eligible = elections._eligible
+
+    def eligible_still(before: Any, after: Any, min_isr: int) -> Any:
+        return eligible(before, after, 1 << 30)
+
+    patch.setattr(elections, "_eligible", eligible_still)
+    patch.setattr(Partition, "_judge_min_isr", _judge_by_the_isr_alone)
+
+
+def _judge_by_the_isr_alone(self: Partition) -> None:
+    self.under_min_isr = len(self.state.isr) < min(self.min_insync_replicas, len(self.state.replicas))
+
+
+# --- the hunt ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Found:
+    """How a mutation was caught: the first invariant that it broke, and how many runs came before."""
+
+    runs: int
+    flush_mode: FlushMode
+    invariant: str
+
+
+def hunt(planted: Mutation, max_runs: int) -> Found | None:
+    """Run the simulation with a bug in it, one seed after another in both modes, until something does not hold."""
+    with pytest.MonkeyPatch.context() as patch:
+        planted.plant(patch)
+        for run in range(max_runs):
+            flush_mode = (FlushMode.OS, FlushMode.GROUP)[run % 2]
+            try:
+                simulated_cluster.simulate(run // 2, flush_mode)
+            except BrokenPromise as error:
+                return Found(run + 1, flush_mode, _invariant(error))
+    return None
+
+
+def _invariant(error: BrokenPromise) -> str:
+    cause = error.__cause__
+    return str(cause)[:3] if isinstance(cause, BrokenPromise) else str(cause).partition(":")[0]
+
+
+def main() -> None:
+    print("| planted | broken | seen after so many runs |\n|---|---|---|")
+    for each in MUTATIONS.values():
+        found = hunt(each, int(os.environ.get("MILLRACE_SIM_SEEDS", "1000")))
+        text = "never | " if found is None else f"{found.invariant} | {found.runs}"
+        print(f"| {each.description} | {text} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
