@@ -20,8 +20,9 @@ from typing import Any
 import pytest
 
 from millrace.clock import ManualClock
-from millrace.cluster.elections import IsrProposal, plan_brokers, plan_isr
+from millrace.cluster.elections import IsrProposal, LogEnd, default_rules, plan_brokers, plan_isr
 from millrace.cluster.image import ClusterImage
+from millrace.cluster.recovery import PATIENCE_S, plan_recovery
 from millrace.errors import ApiError, ErrorCode
 from millrace.metadata.deltas import (
     BrokerRegistered,
@@ -149,6 +150,7 @@ class Replication:
             (self.propose, 12),
             (self.hear, 15),
             (self.arrive, 6),
+            (self.recover, 6),
             (self.wait, 1),
             (self.fence, 1),
             (self.unfence, 3),
@@ -307,6 +309,21 @@ class Replication:
             at.image = at.image.apply(self.deltas[at.heard])
             at.heard += 1
         at.take_role(None)
+
+    def recover(self, _: Broker) -> None:
+        """The controller asks those who are there, and some of them answer."""
+        ends = {
+            each.broker_id: LogEnd(each.log.latest_epoch, each.log.end_offset)
+            for each in self.brokers.values()
+            if each.alive
+            and self.image.brokers[each.broker_id].broker_epoch == each.epoch
+            and self.random.random() < 0.8
+        }
+        key = (TOPIC_ID, 0)
+        waited_s = self.random.choice((0.0, PATIENCE_S))
+        plan = plan_recovery(self.image, {key: ends}, {key: 0.0}, waited_s, default_rules)
+        if plan.changes:
+            self.write(plan.changes)
 
     # What must hold.
 
