@@ -184,7 +184,7 @@ def test_the_first_one_back_after_a_crash_of_all_has_a_damaged_log() -> None:
     """It has the office, but what is damaged does not lead: the others have everything, and it is filled again."""
     points_often = (("log.flush.offset.checkpoint.interval.ms", "200"),)
     with ClusterProcesses(Layout(brokers=3, session_timeout_ms=3000, settings=points_often)) as cluster:
-        create(cluster, [[1, 2, 3]], min_insync_replicas="2")
+        create(cluster, [[1, 2, 3]], min_insync_replicas="1")
         produce(cluster)
         data = cluster.brokers[1].data
         points = data / "recovery-point-offset-checkpoint"

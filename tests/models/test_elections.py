@@ -114,15 +114,14 @@ class ElectionModel(RuleBasedStateMachine):
                 assert new.leader == old.leader or new.leader_epoch == old.leader_epoch + 1
             if new.leader != -1:
                 leader = log_of(new, new.leader)
-                is_only_one = len(new.replicas) == 1 and not self.flushed
-                if leader not in have and (unclean or is_only_one):
+                if leader not in have and unclean:
                     assert new.isr == (new.leader,) and not new.elr
                     have = {leader}
                 assert leader in have, "the leader lacks committed records"
                 assert new.directory_of(new.leader) == self.disks[new.leader], "the leader does not have its disk"
             counted = [log_of(new, each) for each in (*new.isr, *new.elr)]
             known = {log for log in counted if log[1] != LOST_DIRECTORY}
-            assert known <= have or (len(new.replicas) == 1 and not self.flushed), "a log that counts lacks records"
+            assert known <= have, "a log that counts lacks records"
             if new.leader != -1 and not new.elr:
                 have = {log_of(new, each) for each in new.isr}
             self.complete[index] = have
@@ -185,7 +184,8 @@ class ElectionModel(RuleBasedStateMachine):
                 self.disks[broker_id] = f"disk-{broker_id}-{disk - 1}"
             self.boots[broker_id] += boot
         if boot and not self.flushed:
-            lost = {index: back & set(state.replicas) for index, state in enumerate(before)}
+            # What one replica alone has left is everything there is.
+            lost = {index: back & set(state.replicas) for index, state in enumerate(before) if len(state.replicas) > 1}
         plan = plan_brokers(
             self.image,
             fence=self.epochs(fence),

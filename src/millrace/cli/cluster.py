@@ -5,7 +5,7 @@ Every subcommand asks any broker. Moving partitions is long enough to have a mod
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Final
 
 import typer
@@ -24,6 +24,7 @@ from millrace.wire.messages.partitions import ElectLeadersRequest, ElectLeadersR
 
 NAMED: Final = 3
 """How many partitions are named that have the same reason."""
+_AS_WISHED: Final[Mapping[int, str]] = {ErrorCode.NONE: "elected", ErrorCode.ELECTION_NOT_NEEDED: "not needed"}
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Describe a cluster, elect leaders, move partitions."
@@ -199,7 +200,7 @@ def elect(
         for each in answer.replica_election_results
         for one in each.partition_result
     ]
-    failed = [one for one in outcomes if one["result"] not in ("elected", "not needed")]
+    failed = [one for one in outcomes if one["result"] not in _AS_WISHED.values()]
     if as_json:
         print_json(outcomes)
     elif shown := [one for one in outcomes if one["result"] != "not needed"]:
@@ -207,8 +208,9 @@ def elect(
     else:
         print("no partition needed an election")
     if failed:
-        code = known_code(next(iter(_codes(answer) - {ErrorCode.NONE, ErrorCode.ELECTION_NOT_NEEDED})))
-        print_error(f"{count_text(len(failed), 'partition')} got no new leader ({code.name})")
+        refused = next(one for one in _results(answer) if one.error_code not in _AS_WISHED)
+        reason = f"{refused.error_message or 'refused'} ({known_code(refused.error_code).name})"
+        print_error(f"{count_text(len(failed), 'partition')} got no new leader: {reason}")
         raise typer.Exit(1)
 
 
@@ -238,13 +240,12 @@ def _named(wanted: Iterable[ElectLeadersRequest.TopicPartitions]) -> set[TopicPa
 
 
 def _election_result(code: int) -> str:
-    words = {ErrorCode.NONE: "elected", ErrorCode.ELECTION_NOT_NEEDED: "not needed"}
     known = known_code(code)
-    return words.get(known, known.name)
+    return _AS_WISHED.get(known, known.name)
 
 
-def _codes(answer: Any) -> set[int]:
-    return {one.error_code for each in answer.replica_election_results for one in each.partition_result}
+def _results(answer: ElectLeadersResponse) -> Iterable[ElectLeadersResponse.PartitionResult]:
+    return (one for each in answer.replica_election_results for one in each.partition_result)
 
 
 def _chosen(image: ClusterImage, topic: str, partition: int | None) -> Any:

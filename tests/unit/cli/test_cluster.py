@@ -242,7 +242,8 @@ def test_preferred_leaders_are_elected(cluster: Commands) -> None:
 def test_elections_that_cannot_be(cluster: Commands) -> None:
     cluster.cluster(fenced=(1,), a=[replace(GOOD, leader=2, isr=(2,))])
     _, err = cluster("elect", "--topic", "a", exit_code=1)
-    assert "1 partition got no new leader (PREFERRED_LEADER_NOT_AVAILABLE)" in err
+    assert "1 partition got no new leader: the preferred leader is not" in err
+    assert "(PREFERRED_LEADER_NOT_AVAILABLE)" in err
     assert "there is no topic 'z'" in cluster("elect", "--topic", "z", exit_code=1)[1]
     assert "has no partition 1 (it has 1)" in cluster("elect", "--topic", "a", "--partition", "1", exit_code=1)[1]
 
@@ -284,7 +285,8 @@ def test_nobody_can_be_elected(cluster: Commands) -> None:
     controller.turns = itertools.repeat(2)
     out, err = cluster("elect", "--unclean", "--yes", exit_code=1)
     assert "a-0: nobody can lead; start a broker" in out
-    assert "1 partition got no new leader (ELIGIBLE_LEADERS_NOT_AVAILABLE)" in err
+    assert "1 partition got no new leader: no replica" in err and "start a broker that has one" in err
+    assert "(ELIGIBLE_LEADERS_NOT_AVAILABLE)" in err
 
 
 def test_why_nobody_leads(cluster: Commands) -> None:
