@@ -20,6 +20,7 @@ from millrace.clock import Clock, SystemClock
 from millrace.cluster.controller import Controller
 from millrace.cluster.peers import Peers
 from millrace.cluster.presence import Presence
+from millrace.cluster.survey import Surveyor
 from millrace.config import BrokerConfig, group_value, topic_value
 from millrace.errors import MillraceError, StorageError
 from millrace.groups.coordinator import GroupCoordinator
@@ -226,6 +227,15 @@ class Broker:
         replicas.load(controller.image)
         controller.on_image(replicas.apply)
         controller.on_image(presence.follow)
+        controller.recover_with(
+            Surveyor(
+                broker_id=config.broker_id,
+                broker_epoch=lambda: controller.broker_epoch,
+                own=replicas.log_end,
+                peers=peers,
+                clock=self.clock,
+            )
+        )
         self._stops.append(fetchers.stop)
         proposals.start()
         self._stops.append(proposals.stop)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
+from kazoo.client import KazooClient
 
 from support.cluster_processes import ClusterProcesses, Layout, wait_for
 
@@ -21,6 +22,8 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 
 TOPIC = "orders"
 COUNT = 500
+FIRST_RECORDS = 61
+"""Where the records of the first batch begin in a log: after its header."""
 
 
 @pytest.fixture
@@ -37,7 +40,7 @@ def create(cluster: ClusterProcesses, replicas: list[list[int]], **settings: str
     cluster.wait_whole(TOPIC, 30)
 
 
-def produce(cluster: ClusterProcesses, count: int = COUNT, *, partition: int = 0) -> None:
+def produce(cluster: ClusterProcesses, count: int = COUNT, *, first: int = 0, partition: int = 0) -> None:
     """Every record acknowledged by all in-sync replicas, or an error."""
     failed: list[object] = []
 
@@ -46,7 +49,7 @@ def produce(cluster: ClusterProcesses, count: int = COUNT, *, partition: int = 0
             failed.append(error)
 
     producer = Producer({"bootstrap.servers": cluster.bootstrap, "acks": "all", "linger.ms": 5})
-    for number in range(count):
+    for number in range(first, first + count):
         producer.produce(TOPIC, b"%d" % number, partition=partition, on_delivery=note)
     assert producer.flush(60) == 0 and not failed, failed[:3]
 
@@ -154,3 +157,67 @@ def test_a_log_that_was_removed_is_not_made_anew(cluster: ClusterProcesses) -> N
     cluster.start_brokers([2, 3])
     cluster.wait_whole(TOPIC, 30)
     assert consumed(cluster) == everything()
+
+
+def wait_unregistered(cluster: ClusterProcesses) -> None:
+    """Wait until the sessions of killed brokers have ended: whoever starts then knows that all were gone."""
+    assert cluster.zookeeper is not None
+    client = KazooClient(cluster.zookeeper.hosts)
+    client.start(30)
+    try:
+        wait_for(lambda: not client.get_children("/brokers/ids") or None, 30, "sessions have not ended")
+    finally:
+        client.stop()
+        client.close()
+
+
+def damage(log: Path) -> None:
+    """Flip bytes in the records of the first batch."""
+    with log.open("r+b") as file:
+        file.seek(FIRST_RECORDS)
+        flipped = bytes(byte ^ 0xFF for byte in file.read(8))
+        file.seek(FIRST_RECORDS)
+        file.write(flipped)
+
+
+def test_the_first_one_back_after_a_crash_of_all_has_a_damaged_log() -> None:
+    """It has the office, but what is damaged does not lead: the others have everything, and it is filled again."""
+    points_often = (("log.flush.offset.checkpoint.interval.ms", "200"),)
+    with ClusterProcesses(Layout(brokers=3, session_timeout_ms=3000, settings=points_often)) as cluster:
+        create(cluster, [[1, 2, 3]], min_insync_replicas="1")
+        produce(cluster)
+        data = cluster.brokers[1].data
+        points = data / "recovery-point-offset-checkpoint"
+        wait_for(lambda: f"{TOPIC} 0 {COUNT}\n" in points.read_text() or None, 30, "nothing is known to be flushed")
+        cluster.kill(1, 2, 3)
+        wait_unregistered(cluster)
+        damage(data / f"{TOPIC}-0" / f"{0:020}.log")
+        cluster.start_brokers([1])
+        wait_for(lambda: b"is lost here" in cluster.brokers[1].log() or None, 30, "the damage was not found")
+        assert state(cluster, 1) == (-1, frozenset({1, 2, 3}))
+        cluster.start_brokers([2, 3])
+        cluster.wait_whole(TOPIC, 30)
+        assert consumed(cluster) == everything()
+        # What it has now is what the others have.
+        cluster.kill(2, 3)
+        wait_for(lambda: state(cluster, 1)[0] == 1 or None, 30, "broker 1 does not lead")
+        assert consumed(cluster) == everything()
+
+
+def test_the_last_one_lost_its_disk_and_the_longest_log_is_elected(cluster: ClusterProcesses) -> None:
+    """Nobody has everything for certain: the cluster says why nobody leads, and a person decides."""
+    create(cluster, [[1, 3, 2]], min_insync_replicas="1")
+    produce(cluster, 200)
+    cluster.brokers[3].terminate()
+    produce(cluster, 200, first=200)
+    cluster.brokers[2].terminate()
+    cluster.brokers[1].terminate()
+    empty_disk(cluster, 1)
+    cluster.start_brokers([1, 2, 3])
+    why = "broker 1, the last in sync, has lost its log; broker 3 may lack acknowledged records"
+    assert f"{TOPIC}-0: no leader; {why}" in millrace(cluster, "cluster", "describe")
+    shown = millrace(cluster, "cluster", "elect", "--unclean", "--yes", "--topic", TOPIC)
+    assert f"{TOPIC}-0: broker 2 would lead from offset 400" in shown
+    assert state(cluster, 2)[0] == 2
+    cluster.wait_whole(TOPIC, 30)
+    assert consumed(cluster) == everything(400)

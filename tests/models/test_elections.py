@@ -20,8 +20,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from millrace.cluster.elections import (
     ElectionKind,
     IsrProposal,
+    LogEnd,
+    LogEnds,
     Placement,
     TopicRules,
+    awaits_recovery,
     plan_brokers,
     plan_by_settings,
     plan_elections,
@@ -33,6 +36,7 @@ from millrace.cluster.elections import (
 from millrace.cluster.image import ClusterImage
 from millrace.cluster.planning import Plan
 from millrace.cluster.reassignments import Reassignment, completed, plan_reassignments
+from millrace.cluster.recovery import PATIENCE_S, orphans, plan_recovery
 from millrace.errors import ErrorCode
 from millrace.metadata.deltas import BrokerRegistered, Directories, PartitionState, TopicCreated
 from millrace.model import LOST_DIRECTORY, TopicPartition
@@ -110,15 +114,14 @@ class ElectionModel(RuleBasedStateMachine):
                 assert new.leader == old.leader or new.leader_epoch == old.leader_epoch + 1
             if new.leader != -1:
                 leader = log_of(new, new.leader)
-                is_only_one = len(new.replicas) == 1 and not self.flushed
-                if leader not in have and (unclean or is_only_one):
+                if leader not in have and unclean:
                     assert new.isr == (new.leader,) and not new.elr
                     have = {leader}
                 assert leader in have, "the leader lacks committed records"
                 assert new.directory_of(new.leader) == self.disks[new.leader], "the leader does not have its disk"
             counted = [log_of(new, each) for each in (*new.isr, *new.elr)]
             known = {log for log in counted if log[1] != LOST_DIRECTORY}
-            assert known <= have or (len(new.replicas) == 1 and not self.flushed), "a log that counts lacks records"
+            assert known <= have, "a log that counts lacks records"
             if new.leader != -1 and not new.elr:
                 have = {log_of(new, each) for each in new.isr}
             self.complete[index] = have
@@ -162,13 +165,13 @@ class ElectionModel(RuleBasedStateMachine):
             unfence=self.epochs(unfence),
             rules_of=self.rules_of,
         )
-        self.write(plan, unclean=self.unclean)
+        self.write(plan)
         assert not any(self.image.is_live(broker_id) for broker_id in fence - unfence)
 
     @rule(brokers=some_brokers)
     def unfence(self, brokers: set[int]) -> None:
         plan = plan_brokers(self.image, unfence=self.epochs(brokers), rules_of=self.rules_of)
-        self.write(plan, unclean=self.unclean)
+        self.write(plan)
         assert all(self.image.is_live(broker_id) for broker_id in brokers)
 
     @rule(back=some_brokers, fence=some_brokers, disk=st.integers(0, 2), boot=st.integers(0, 1))
@@ -181,20 +184,23 @@ class ElectionModel(RuleBasedStateMachine):
                 self.disks[broker_id] = f"disk-{broker_id}-{disk - 1}"
             self.boots[broker_id] += boot
         if boot and not self.flushed:
-            lost = {index: back & set(state.replicas) for index, state in enumerate(before)}
+            # What one replica alone has left is everything there is.
+            lost = {index: back & set(state.replicas) for index, state in enumerate(before) if len(state.replicas) > 1}
         plan = plan_brokers(
             self.image,
             fence=self.epochs(fence),
             register=self.incarnations(back),
             rules_of=self.rules_of,
         )
-        self.write(plan, unclean=self.unclean, lost=lost)
+        self.write(plan, lost=lost)
         assert all(self.image.is_live(broker_id) for broker_id in back)
         for old, new in zip(before, self.states(), strict=True):
             survivors = {member for member in old.isr if self.is_there(old, member)} - back - fence
+            if awaits_recovery(old):
+                assert new.leader == -1 and new.isr == old.isr, "one of several led because it came back"
+                continue
             if not survivors and not back & set(new.isr):
-                returned = new.leader in old.elr
-                assert new.isr == old.isr or returned or self.unclean, "the last to die must all stay"
+                assert new.isr == old.isr or new.leader in old.elr, "the last to die must all stay"
             if survivors:
                 assert set(new.isr) == survivors, "somebody stayed who was not there, or somebody left who was"
 
@@ -206,7 +212,7 @@ class ElectionModel(RuleBasedStateMachine):
             for broker_id in sorted(there - back)
         ]
         plan = plan_registrations(self.image, members, dead=self.epochs(dead), rules_of=self.rules_of)
-        self.write(plan, unclean=self.unclean)
+        self.write(plan)
         live = {broker.broker_id for broker in self.image.live_brokers}
         assert there & back <= live <= there
 
@@ -273,7 +279,8 @@ class ElectionModel(RuleBasedStateMachine):
     def elect(self, kind: ElectionKind, everything: bool) -> None:
         before = self.states()
         partitions = None if everything else [TopicPartition(TOPIC, index) for index in range(len(before) + 1)]
-        plan = plan_elections(self.image, kind, partitions)
+        ends = self.answers(set(BROKERS), {}, lost=True)
+        plan = plan_elections(self.image, kind, partitions, ends, rules_of=self.rules_of)
         self.write(plan, unclean=kind is ElectionKind.UNCLEAN)
         for (_, index), error in plan.results:
             if error is None and kind is ElectionKind.PREFERRED:
@@ -281,13 +288,53 @@ class ElectionModel(RuleBasedStateMachine):
             elif error is None:
                 assert self.states()[index].leader != -1 == before[index].leader
 
+    def answers(self, brokers: set[int], lengths: dict[int, int], *, lost: bool = False) -> LogEnds:
+        """What live replicas among `brokers` say of their logs; those that are lost have one if `lost`."""
+        return {
+            (TOPIC_ID, index): {
+                each: LogEnd(0, lengths.get(each, 0))
+                if self.is_there(state, each) or (lost and state.directory_of(each) == LOST_DIRECTORY)
+                else None
+                for each in state.replicas
+                if each in brokers and self.image.is_live(each)
+            }
+            for index, state in enumerate(self.states())
+        }
+
+    @rule(
+        answering=some_brokers,
+        lengths=st.dictionaries(st.sampled_from(BROKERS), st.integers(0, 3)),
+        waited_s=st.sampled_from([0.0, PATIENCE_S]),
+    )
+    def recover(self, answering: set[int], lengths: dict[int, int], waited_s: float) -> None:
+        """Those who are there are asked; the longest of those who have everything leads."""
+        before = self.states()
+        found = {each.key[1]: each for each in orphans(self.image, self.rules_of)}
+        ends = self.answers(answering, lengths)
+        since = dict.fromkeys(ends, 0.0)
+        plan = plan_recovery(self.image, ends, since, waited_s, self.rules_of)
+        for index, state in enumerate(before):
+            if awaits_recovery(state) and any(self.is_there(state, each) for each in state.isr):
+                assert index in found, "a partition is waited for, and nobody does anything"
+        self.write(plan, unclean=self.unclean)
+        for index, (old, new) in enumerate(zip(before, self.states(), strict=True)):
+            if new == old:
+                able = {each for each in found[index].candidates if each in answering} if index in found else ()
+                assert not able or waited_s < PATIENCE_S, "there was one to elect"
+                continue
+            candidates = found[index].candidates
+            assert old.leader == -1 and new.leader in set(candidates) & answering
+            assert lengths.get(new.leader, 0) == max(lengths.get(each, 0) for each in candidates if each in answering)
+            if waited_s < PATIENCE_S:
+                assert not found[index].missing and set(candidates) <= answering, "others were not waited for"
+
     @rule()
     def rebalance(self) -> None:
         self.write(plan_rebalance(self.image))
         for state in self.states():
             preferred = state.replicas[0]
             is_able = self.is_there(state, preferred) and preferred in state.isr
-            assert state.leader == preferred or not is_able
+            assert state.leader == preferred or not is_able or awaits_recovery(state)
         assert not plan_rebalance(self.image).changes
 
     @rule(index=st.integers(0, 2), wanted=st.lists(st.sampled_from(BROKERS), min_size=1, max_size=4, unique=True))
@@ -344,7 +391,7 @@ class ElectionModel(RuleBasedStateMachine):
         placement = Placement(TOPIC_ID, index, LOST_DIRECTORY)
         plan = plan_placements(self.image, broker_id, [placement], rules_of=self.rules_of)
         assert plan.results == [ErrorCode.NONE]
-        self.write(plan, unclean=self.unclean, lost={index: {broker_id}})
+        self.write(plan, lost={index: {broker_id}})
         after = self.states()[index]
         assert after.leader != broker_id
         assert broker_id not in after.elr
@@ -353,7 +400,7 @@ class ElectionModel(RuleBasedStateMachine):
     @rule(min_isr=st.integers(1, 3))
     def change_min_isr(self, min_isr: int) -> None:
         self.min_isr = min_isr
-        self.write(plan_by_settings(self.image, self.rules_of), unclean=self.unclean)
+        self.write(plan_by_settings(self.image, self.rules_of))
 
     @rule(allowed=st.booleans())
     def allow_unclean(self, allowed: bool) -> None:
@@ -369,8 +416,9 @@ class ElectionModel(RuleBasedStateMachine):
             live = [member for member in state.isr if self.is_there(state, member)]
             assert state.isr and len(set(state.isr)) == len(state.isr)
             assert set(state.isr) <= set(state.replicas)
-            assert live == list(state.isr) or not live, "the dead stayed in the ISR beside the living"
-            assert (state.leader in live) if live else (state.leader == -1)
+            if not awaits_recovery(state):
+                assert live == list(state.isr) or not live, "the dead stayed in the ISR beside the living"
+                assert (state.leader in live) if live else (state.leader == -1)
             assert len(set(state.replicas)) == len(state.replicas)
             assert {*state.adding, *state.removing} <= set(state.replicas)
             assert not set(state.adding) & set(state.removing)

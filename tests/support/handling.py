@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Callable, Mapping
+import itertools
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -14,9 +15,11 @@ from typing import Any, TypeVar, cast
 
 from millrace.clock import SystemClock
 from millrace.cluster.controller import Controller
+from millrace.cluster.elections import LogEnd, PartitionKey
 from millrace.cluster.image import ClusterImage
 from millrace.cluster.planning import Plan
 from millrace.cluster.presence import Presence
+from millrace.cluster.survey import Questions, Survey
 from millrace.config import BrokerConfig
 from millrace.handlers.context import RequestContext, Services
 from millrace.metadata.embedded import EmbeddedStore
@@ -94,6 +97,17 @@ class Deciding(Controller):
     def __init__(self, image: ClusterImage, config: BrokerConfig) -> None:
         super().__init__(EmbeddedStore(), config)
         self._view.image = image
+        self.log_ends: dict[int, LogEnd | None] = {}
+        """What brokers say of their logs."""
+        self.turns: Iterator[int] = itertools.cycle(sorted(image.brokers))
+        """Who answers next, where all brokers are at one address."""
+        self._ask_log_ends = self._survey
+
+    async def _survey(self, questions: Questions) -> Survey:
+        ends: dict[PartitionKey, dict[int, LogEnd | None]] = {
+            key: {each: self.log_ends.get(each, LogEnd(0, 0)) for each in brokers} for key, brokers in questions.items()
+        }
+        return Survey(ends, {each.broker_id: each.broker_epoch for each in self.image.brokers.values()})
 
     async def change(self, plan: Callable[[ClusterImage], Plan[T]]) -> T:
         made = plan(self.image)

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from millrace.cluster.channel import broker_named
 from millrace.cluster.controller import Controller, IsrProposal
+from millrace.cluster.elections import LogEnd, PartitionKey
 from millrace.cluster.image import ClusterImage
 from millrace.cluster.planning import NewTopic
+from millrace.cluster.survey import Questions, Survey
 from millrace.config import BrokerConfig
 from millrace.errors import ApiError
 from millrace.metadata.deltas import (
@@ -315,6 +317,8 @@ class ControlPlane:
         self.controllers: dict[int, Controller] = {}
         self.stores: dict[int, ExpiringStore] = {}
         self.servers: dict[int, ControlServer] = {}
+        self.log_ends: dict[int, LogEnd | None] = {}
+        """What brokers say when they are asked for their logs, which they do not have."""
         self._keeper = EmbeddedStore(self.database)  # keeps the memory alive while every broker is away
         self._brokers = brokers
         self._settings = dict(settings or {})
@@ -346,7 +350,14 @@ class ControlPlane:
         self.controllers[broker_id] = controller
         async with asyncio.timeout(20):
             await controller.start([server.endpoint])
+        controller.recover_with(lambda questions: self._survey(controller, questions))
         return controller
+
+    async def _survey(self, controller: Controller, questions: Questions) -> Survey:
+        ends: dict[PartitionKey, dict[int, LogEnd | None]] = {
+            key: {each: self.log_ends.get(each, LogEnd(0, 0)) for each in brokers} for key, brokers in questions.items()
+        }
+        return Survey(ends, {each.broker_id: each.broker_epoch for each in controller.image.brokers.values()})
 
     async def stop(self, broker_id: int) -> None:
         """A clean end: its session ends with it."""

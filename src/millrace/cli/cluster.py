@@ -5,11 +5,13 @@ Every subcommand asks any broker. Moving partitions is long enough to have a mod
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, Final
 
 import typer
 
 from millrace.cli.cluster_state import Administration, check, health, read_cluster
+from millrace.cli.leaderless import Leaderless, read_leaderless
 from millrace.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Client, Json, Yes, confirm, name_values
 from millrace.cli.output import CommandError, count_text, print_error, print_json, print_table
 from millrace.cli.reassign import reassign
@@ -19,6 +21,10 @@ from millrace.errors import ErrorCode
 from millrace.model import TopicPartition
 from millrace.wire.messages.cluster import UnregisterBrokerRequest, UnregisterBrokerResponse
 from millrace.wire.messages.partitions import ElectLeadersRequest, ElectLeadersResponse
+
+NAMED: Final = 3
+"""How many partitions are named that have the same reason."""
+_AS_WISHED: Final[Mapping[int, str]] = {ErrorCode.NONE: "elected", ErrorCode.ELECTION_NOT_NEEDED: "not needed"}
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Describe a cluster, elect leaders, move partitions."
@@ -35,16 +41,18 @@ def describe(
     """Show brokers, the controller, and partitions that need attention."""
     with Administration.of(bootstrap, name_values(client, "--client")) as admin:
         image = read_cluster(admin, settings=True)
-    description = describe_image(image)
+        leaderless = read_leaderless(admin, image)
+    description = describe_image(image, leaderless)
     if as_json:
         print_json(description)
     else:
         _print_description(description)
 
 
-def describe_image(image: ClusterImage) -> dict[str, Any]:
+def describe_image(image: ClusterImage, leaderless: Sequence[Leaderless] = ()) -> dict[str, Any]:
     """Everything `describe` tells."""
     found = health(image)
+    reasons = {each.place: each.as_json() for each in leaderless}
     return {
         "cluster_id": image.cluster_id,
         "controller": image.controller_id,
@@ -55,7 +63,7 @@ def describe_image(image: ClusterImage) -> dict[str, Any]:
         "brokers": [_broker(image, image.brokers[broker_id]) for broker_id in sorted(image.brokers)],
         "under_replicated": [_partition(image, place) for place in found.under_replicated],
         "under_min_isr": [_partition(image, place) for place in found.under_min_isr],
-        "offline": [_partition(image, place) for place in found.offline],
+        "offline": [_partition(image, place) | reasons.get(place, {}) for place in found.offline],
         "reassigning": [_partition(image, place) for place in found.reassigning],
     }
 
@@ -120,6 +128,18 @@ def _print_description(told: dict[str, Any]) -> None:
         )
     else:
         print("every partition has a leader and all its replicas in sync")
+    _print_reasons(told["offline"])
+
+
+def _print_reasons(offline: Sequence[dict[str, Any]]) -> None:
+    """Why partitions have no leader, those with the same reason together."""
+    places: dict[str, list[str]] = {}
+    for one in offline:
+        if "why" in one:
+            places.setdefault(one["why"], []).append(f"{one['topic']}-{one['partition']}")
+    for why, named in places.items():
+        more = f" and {len(named) - NAMED:,} more" if len(named) > NAMED else ""
+        print(f"{', '.join(named[:NAMED])}{more}: {why}")
 
 
 def _words(problem: str) -> str:
@@ -130,7 +150,10 @@ def numbers(values: list[int] | tuple[int, ...]) -> str:
     return ",".join(map(str, values))
 
 
-@app.command(epilog="Example: millrace cluster elect --topic orders --partition 3")
+@app.command(
+    epilog="Example: millrace cluster elect --topic orders --partition 3; where nobody leads and no disk will come "
+    "back: millrace cluster elect --unclean --topic orders"
+)
 def elect(
     *,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
@@ -140,7 +163,11 @@ def elect(
     partition: Annotated[int | None, typer.Option("--partition", "-p", min=0, help="Only this partition.")] = None,
     unclean: Annotated[
         bool,
-        typer.Option("--unclean", help="Give partitions without a leader any live replica; records may be lost."),
+        typer.Option(
+            "--unclean",
+            help="Give partitions without a leader the live replica with the longest log; shows what each has, and "
+            "asks, because records may be lost.",
+        ),
     ] = False,
     yes: Yes = False,
     client: Client = None,
@@ -149,21 +176,31 @@ def elect(
     """Make preferred replicas the leaders again, or elect from what is left."""
     if partition is not None and topic is None:
         raise CommandError("--partition needs --topic", exit_code=2)
-    if unclean:
-        confirm("Elect leaders that may lack acknowledged records?", yes=yes)
+    leaderless: list[Leaderless] = []
     with Administration.of(bootstrap, name_values(client, "--client")) as admin:
         wanted = None
-        if topic is not None:
-            wanted = [_chosen(read_cluster(admin), topic, partition)]
+        if topic is not None or unclean:
+            image = read_cluster(admin)
+            wanted = None if topic is None else [_chosen(image, topic, partition)]
+        if unclean:
+            leaderless = read_leaderless(admin, image, None if wanted is None else _named(wanted))
+            if leaderless and not as_json:
+                _print_leaderless(leaderless)
+            if leaderless:
+                at_a_price = ", although acknowledged records may be lost" * any(each.loses for each in leaderless)
+                confirm(f"Elect these leaders{at_a_price}?", yes=yes)
+            wanted = _topics(each.place for each in leaderless)  # what was shown and no other
         request = ElectLeadersRequest(election_type=int(unclean), topic_partitions=wanted, timeout_ms=30_000)
         answer: ElectLeadersResponse = admin.ask(request)
     check(answer.error_code, "no election")
+    shown_before = {each.place: each.as_json() for each in leaderless}
     outcomes = [
         {"topic": each.topic, "partition": one.partition_id, "result": _election_result(one.error_code)}
+        | (shown_before.get(TopicPartition(each.topic, one.partition_id), {}) if as_json else {})
         for each in answer.replica_election_results
         for one in each.partition_result
     ]
-    failed = [one for one in outcomes if one["result"] not in ("elected", "not needed")]
+    failed = [one for one in outcomes if one["result"] not in _AS_WISHED.values()]
     if as_json:
         print_json(outcomes)
     elif shown := [one for one in outcomes if one["result"] != "not needed"]:
@@ -171,19 +208,44 @@ def elect(
     else:
         print("no partition needed an election")
     if failed:
-        code = known_code(next(iter(_codes(answer) - {ErrorCode.NONE, ErrorCode.ELECTION_NOT_NEEDED})))
-        print_error(f"{count_text(len(failed), 'partition')} got no new leader ({code.name})")
+        refused = next(one for one in _results(answer) if one.error_code not in _AS_WISHED)
+        reason = f"{refused.error_message or 'refused'} ({known_code(refused.error_code).name})"
+        print_error(f"{count_text(len(failed), 'partition')} got no new leader: {reason}")
         raise typer.Exit(1)
 
 
+def _print_leaderless(leaderless: Sequence[Leaderless]) -> None:
+    """What each replica has, and what would follow."""
+    rows: list[list[object]] = []
+    for each in leaderless:
+        for one in each.replicas:
+            end = ("-", "-") if one.end is None else (str(one.end.epoch), str(one.end.offset))
+            leads = "would lead" if one.broker == each.would_lead else ""
+            rows.append([*each.place, one.broker, one.condition.value, *end, one.known_as or "-", leads])
+    columns = ["topic", "partition", "broker", "which", "last epoch", "log end", "known as", ""]
+    print_table(columns, rows, title=f"{count_text(len(leaderless), 'partition')} without a leader")
+    for each in leaderless:
+        print(f"{each.place.topic}-{each.place.partition}: {each.consequence}")
+
+
+def _topics(places: Iterable[TopicPartition]) -> list[ElectLeadersRequest.TopicPartitions]:
+    indexes: dict[str, list[int]] = {}
+    for topic, index in places:
+        indexes.setdefault(topic, []).append(index)
+    return [ElectLeadersRequest.TopicPartitions(topic=name, partitions=held) for name, held in indexes.items()]
+
+
+def _named(wanted: Iterable[ElectLeadersRequest.TopicPartitions]) -> set[TopicPartition]:
+    return {TopicPartition(each.topic, index) for each in wanted for index in each.partitions}
+
+
 def _election_result(code: int) -> str:
-    words = {ErrorCode.NONE: "elected", ErrorCode.ELECTION_NOT_NEEDED: "not needed"}
     known = known_code(code)
-    return words.get(known, known.name)
+    return _AS_WISHED.get(known, known.name)
 
 
-def _codes(answer: Any) -> set[int]:
-    return {one.error_code for each in answer.replica_election_results for one in each.partition_result}
+def _results(answer: ElectLeadersResponse) -> Iterable[ElectLeadersResponse.PartitionResult]:
+    return (one for each in answer.replica_election_results for one in each.partition_result)
 
 
 def _chosen(image: ClusterImage, topic: str, partition: int | None) -> Any:

@@ -89,9 +89,12 @@ class Administration:
         reason = failure.message if failure is not None else "no address"
         raise CommandError(f"no broker answers ({reason}); start one with: millrace up")
 
-    def ask_broker(self, broker_id: int, message: Request) -> Any:
-        """The answer of one broker, for what only it can tell; ApiError where it does not answer."""
-        return self._connection(self._brokers[broker_id]).request(message, timeout_ms=REQUEST_TIMEOUT_MS)
+    def ask_broker(self, broker_id: int, message: Request, version: int | None = None) -> Any:
+        """The answer of one broker, for what only it can tell; ApiError where it does not answer.
+
+        `version` is for what brokers do not name in ApiVersions.
+        """
+        return self._connection(self._brokers[broker_id]).request(message, version, timeout_ms=REQUEST_TIMEOUT_MS)
 
     def learn(self, brokers: Mapping[int, Address]) -> None:
         """Where the brokers are, for the time when those we began with are gone."""

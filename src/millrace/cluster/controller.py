@@ -1,8 +1,9 @@
 """The door to the control plane: every broker has one, and the one that is elected also writes.
 
 It joins the view of the metadata log (`view`), the writer (`writer`), this broker's place in the cluster
-(`membership`), the way to the controller (`channel`) and the watch over the others (`liveness`). What other parts may
-ask is here; what it means is in `planning`, `elections` and `reassignments`.
+(`membership`), the way to the controller (`channel`), the watch over the others (`liveness`) and the elections for
+which replicas are asked (`recovery`). What other parts may ask is here; what it means is in `planning`, `elections` and
+`reassignments`.
 
 Calls that change the cluster come in two kinds. Those that a client asks for work on the controller only, and answer
 NOT_CONTROLLER elsewhere: the API layer forwards the client's request as it is. Those that a broker itself needs
@@ -34,7 +35,6 @@ from millrace.cluster.elections import (
     ElectionKind,
     IsrOutcome,
     IsrProposal,
-    LogEnds,
     Placement,
     plan_brokers,
     plan_by_settings,
@@ -51,6 +51,8 @@ from millrace.cluster.liveness import Liveness
 from millrace.cluster.membership import ClusterMember
 from millrace.cluster.planning import ConfigAlteration, MorePartitions, NewTopic, Plan, TopicOutcome, TopicRef
 from millrace.cluster.reassignments import Reassignment, completed, plan_reassignments
+from millrace.cluster.recovery import Recovery
+from millrace.cluster.survey import AskLogEnds, Questions, nobody_to_ask
 from millrace.cluster.view import ImageListener, MetadataView
 from millrace.cluster.writer import MetadataWriter, not_controller
 from millrace.config import BrokerConfig
@@ -64,7 +66,7 @@ from millrace.metadata.deltas import (
     ResourceType,
 )
 from millrace.metadata.store import BrokerRegistration, MetadataStore
-from millrace.model import ZERO_UUID, TopicPartition, decode_uuid
+from millrace.model import NO_BROKER, ZERO_UUID, TopicPartition, decode_uuid
 from millrace.tasks import Tasks
 from millrace.wire.messages.brokers import (
     AllocateProducerIdsRequest,
@@ -143,6 +145,8 @@ class Controller:
         self._liveness: Liveness | None = None
         if watched:
             self._liveness = Liveness(self._view, self._writer, self._member, config, listener, self._clock)
+        self._recovery = Recovery(self._view, self._writer, config, self._clock)
+        self._ask_log_ends: AskLogEnds = nobody_to_ask
         self._tasks = Tasks(self._clock)
         self._dynamic_settings: tuple[Mapping[str, str], Mapping[str, str]] = ({}, {})
         self._view.on_image(self._image_changed)
@@ -203,6 +207,11 @@ class Controller:
         if self._liveness is not None:
             self._tasks.keep("liveness", self._liveness.run)
         await self._view.wait_for(self._has_this_broker)
+
+    def recover_with(self, ask: AskLogEnds) -> None:
+        """Give leaders to partitions without one from now on, by what `ask` tells of their replicas (`recovery`)."""
+        self._ask_log_ends = ask
+        self._tasks.keep("recovery", lambda: self._recovery.run(ask))
 
     def _has_this_broker(self, image: ClusterImage) -> bool:
         broker = image.brokers.get(self.broker_id)
@@ -311,10 +320,21 @@ class Controller:
         return results
 
     async def elect_leaders(
-        self, kind: ElectionKind, partitions: Sequence[TopicPartition] | None, ends: LogEnds | None = None
+        self, kind: ElectionKind, partitions: Sequence[TopicPartition] | None
     ) -> list[tuple[TopicPartition, ApiError | None]]:
-        """Elect preferred or unclean leaders, of all partitions that need it if None is given; see `elections`."""
-        return await self.change(lambda image: plan_elections(image, kind, partitions, ends))
+        """Elect preferred or unclean leaders, of all partitions that need it if None is given; see `elections`.
+
+        For an unclean election the replicas are asked first what they have.
+        """
+        if not self.is_controller:
+            raise not_controller()
+        questions = _without_leader(self.image, partitions) if kind is ElectionKind.UNCLEAN else {}
+        survey = await self._ask_log_ends(questions)
+        return await self.change(
+            lambda image: plan_elections(
+                image, kind, partitions, survey.ends_in(image), rules_of=topic_rules(image, self._config)
+            )
+        )
 
     async def alter_reassignments(
         self, items: Sequence[Reassignment], *, allow_replication_factor_change: bool = True
@@ -740,7 +760,16 @@ def _outcome(name: str, topic: TopicImage | None) -> TopicOutcome:
     return TopicOutcome(name, None, topic.topic_id, len(topic.partitions), topic.replication_factor)
 
 
+def _without_leader(image: ClusterImage, partitions: Sequence[TopicPartition] | None) -> Questions:
+    """The live replicas of the partitions that have no leader, of all or of these."""
+    wanted = None if partitions is None else set(partitions)
+    return {
+        (topic.topic_id, index): tuple(filter(image.is_live, state.replicas))
+        for topic, index, state in image.partitions()
+        if state.leader == NO_BROKER and (wanted is None or TopicPartition(topic.name, index) in wanted)
+    }
+
+
 def _has_consequences(alteration: ConfigAlteration) -> bool:
     """Whether partitions may have to be settled again: see `plan_by_settings`."""
-    names = {"unclean.leader.election.enable", "min.insync.replicas"}
-    return alteration.replace_all or any(name in names for name, _, _ in alteration.operations)
+    return alteration.replace_all or any(name == "min.insync.replicas" for name, _, _ in alteration.operations)

@@ -1,18 +1,19 @@
 """Who leads a partition and who is in sync with it: pure decisions, from an image to the changes that follow.
 
 Nothing here waits or writes; the controller plans every change through these functions, against its newest image. Not
-here: moves of replicas to other brokers (`reassignments`), in which directory a replica lies (`directories`), who is
-alive (`liveness`, `membership`).
+here: elections for which replicas are asked what they have (`recovery`), moves of replicas to other brokers
+(`reassignments`), in which directory a replica lies (`directories`), who is alive (`liveness`, `membership`).
 
 A replica is *there* if its broker lives and has the directory in which it lies; otherwise it is *away*. A directory
 that failed, was replaced or does not hold the log any more is no different from a broker that died.
 
 Invariants (docs/coordination.md, 3 to 6 and 15 to 17)
 - The ISR is never empty, and a leader is in it.
-- Either every member of an ISR is there, or none is: those that are away leave while a member is left, and the last
+- Where somebody leads every member of the ISR is there: those that are away leave while a member is left, and the last
   ones stay, because only they are known to have every committed record.
-- A leader comes from the ISR or from the eligible leader replicas (`PartitionState.elr`), unless the topic allows
-  unclean election; then the ISR is the new leader alone.
+- If the last ones were several, none of them leads by coming back: which one does is decided by what they have.
+- A leader comes from the ISR or from the eligible leader replicas (`PartitionState.elr`), unless the topic or a person
+  allows unclean election; then the ISR is the new leader alone.
 - Whoever leaves an ISR that is then smaller than min.insync.replicas is eligible as long as it stays so: while there
   is an eligible replica outside of the ISR, the leader commits nothing.
 - A new incarnation of a broker counts as dead and come back: it keeps its place in an ISR only where nobody else lives.
@@ -121,26 +122,48 @@ def settle(
     in `full` has everything but can take no more: it makes room for those that can. The partition epoch is the
     caller's business (`numbered`).
     """
+    if awaits_recovery(state):
+        return changed(state, min_isr=rules.min_isr)
     trusted = tuple(member for member in state.isr if member in there and member not in gone)
     if trusted:
         isr = tuple(member for member in trusted if member not in full) or trusted
         leader = state.leader if state.leader in isr else _first(state.replicas, isr)
         return changed(state, isr=isr, leader=leader, min_isr=rules.min_isr)
-    known = (*state.isr, *state.elr)
-    returned = [replica for replica in state.replicas if replica in known and replica in there]
-    if returned:
-        leader = min(returned, key=lambda each: (each in full, each not in state.isr))
+    if len(state.isr) == 1:
+        able = [each for each in state.replicas if each in (*state.isr, *state.elr) and each in there]
+    else:  # all died at once
+        able = [each for each in state.replicas if each in state.elr and each in there and each not in gone]
+    if able:
+        leader = min(able, key=lambda each: (each in full, each not in state.isr))
         return changed(state, isr=(leader,), leader=leader, min_isr=rules.min_isr, new_leadership=leader in gone)
-    if rules.unclean:
-        survivors = [replica for replica in state.replicas if replica in there]
-        if survivors:
-            return _led_uncleanly(state, min(survivors, key=lambda each: each in full))
     return changed(state, leader=NO_BROKER, min_isr=rules.min_isr)
 
 
-def _led_uncleanly(state: PartitionState, leader: int) -> PartitionState:
-    """With `leader` although others may have had more; whatever they had does not count any more."""
-    return replace(changed(state, isr=(leader,), leader=leader, new_leadership=True), elr=())
+def awaits_recovery(state: PartitionState) -> bool:
+    """Whether several died at once, so that those who come back are asked what they have before one of them leads."""
+    return state.leader == NO_BROKER and len(state.isr) > 1
+
+
+def led_from_nobody(
+    image: ClusterImage, state: PartitionState, leader: int, rules: TopicRules, choose: DirectoryChoice
+) -> PartitionState:
+    """A partition without a leader with this one, which has a log.
+
+    If it is not one of those who have everything, whatever they had does not count any more.
+    """
+    after = changed(state, isr=(leader,), leader=leader, min_isr=rules.min_isr)
+    if not has_everything(image, state, leader):
+        after = replace(after, elr=())
+    if not image.is_present(state, leader):  # its broker will say where the log is
+        online = image.brokers[leader].directories.online
+        directory = online[0] if len(online) == 1 else UNASSIGNED_DIRECTORY
+        after = replace(after, directories=with_directory(after, leader, directory))
+    return numbered(state, _made_anew(after, Attendance(image.brokers), choose))
+
+
+def has_everything(image: ClusterImage, state: PartitionState, broker_id: int) -> bool:
+    """Whether a replica is there and known to have every committed record."""
+    return broker_id in (*state.isr, *state.elr) and image.is_present(state, broker_id)
 
 
 def _first(replicas: Iterable[int], members: Collection[int]) -> int:
@@ -558,7 +581,10 @@ ElectionResult = tuple[TopicPartition, ApiError | None]
 _TEXTS: Final = {
     ErrorCode.ELECTION_NOT_NEEDED: "the partition has the leader it should have",
     ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE: "the preferred leader is not alive and in sync",
-    ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE: "no replica of the partition is alive",
+    ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE: (
+        "no replica of the partition is on a running broker with a log that can be read: start a broker that has one, "
+        "or put its disk back"
+    ),
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: "there is no such partition",
 }
 
@@ -571,18 +597,26 @@ class LogEnd(NamedTuple):
     offset: int
 
 
-LogEnds = Mapping[TopicPartition, Mapping[int, LogEnd]]
-"""What the replicas of partitions have, by broker, as far as they could be asked."""
+PartitionKey = tuple[uuid.UUID, int]
+"""A partition by the id of its topic, which no other topic ever has."""
+LogEnds = Mapping[PartitionKey, Mapping[int, LogEnd | None]]
+"""What the replicas of partitions have, by broker, as far as they answered; None for a log that is of no use."""
 
 
 def plan_elections(
-    image: ClusterImage, kind: ElectionKind, partitions: Sequence[TopicPartition] | None, ends: LogEnds | None = None
+    image: ClusterImage,
+    kind: ElectionKind,
+    partitions: Sequence[TopicPartition] | None,
+    ends: LogEnds | None = None,
+    *,
+    rules_of: RulesOf = default_rules,
 ) -> Plan[list[ElectionResult]]:
     """Elect the preferred leader, or any leader at the price of records; None means every partition that needs it.
 
     With None, partitions that need no election are not in the results. An unclean leader is the one that has most of
-    the log, by `ends`.
+    the log, by `ends`; who is not named there cannot lead.
     """
+    choose = DirectoryChoice(image)
     everything = partitions is None
     wanted = (
         [TopicPartition(topic.name, index) for topic, index, _ in image.partitions()]
@@ -598,7 +632,8 @@ def plan_elections(
         elif kind is ElectionKind.PREFERRED:
             code, after = _elect_preferred(image, topic.name, state)
         else:
-            code, after = _elect_uncleanly(image, state, (ends or {}).get(partition, {}))
+            known = (ends or {}).get((topic.topic_id, partition.partition), {})
+            code, after = _elect_uncleanly(image, state, known, rules_of(topic.name), choose)
         if code is ErrorCode.ELECTION_NOT_NEEDED and everything:
             continue
         results.append((partition, None if code is ErrorCode.NONE else ApiError(code, _TEXTS[code])))
@@ -619,7 +654,7 @@ def _elect_preferred(image: ClusterImage, topic: str, state: PartitionState) -> 
     if state.leader == preferred:
         return ErrorCode.ELECTION_NOT_NEEDED, None
     is_able = image.is_present(state, preferred) and image.takes_records(topic, state, preferred)
-    if preferred not in state.isr or not is_able:
+    if preferred not in state.isr or not is_able or state.leader == NO_BROKER:
         return ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE, None
     # The ISR is as it was, and so is who else has everything.
     leader_epoch, partition_epoch = state.leader_epoch + 1, state.partition_epoch + 1
@@ -627,24 +662,20 @@ def _elect_preferred(image: ClusterImage, topic: str, state: PartitionState) -> 
 
 
 def _elect_uncleanly(
-    image: ClusterImage, state: PartitionState, ends: Mapping[int, LogEnd]
+    image: ClusterImage,
+    state: PartitionState,
+    ends: Mapping[int, LogEnd | None],
+    rules: TopicRules,
+    choose: DirectoryChoice,
 ) -> tuple[ErrorCode, PartitionState | None]:
-    """Whoever has most; of those that could not be asked, the first that is there."""
+    """Whoever has most; one that has everything, where there is one."""
     if state.leader != NO_BROKER:
         return ErrorCode.ELECTION_NOT_NEEDED, None
-    candidates = [each for each in state.replicas if image.is_live(each) and each in ends]
-    if candidates:
-        leader = max(candidates, key=lambda each: ends[each])
-    else:
-        leader = next((each for each in state.replicas if image.is_present(state, each)), NO_BROKER)
-    if leader == NO_BROKER:
+    able = {each: end for each in state.replicas if image.is_live(each) and (end := ends.get(each)) is not None}
+    if not able:
         return ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE, None
-    after = _led_uncleanly(state, leader)
-    if not image.is_present(state, leader):  # it has a log all the same: its broker will say where
-        online = image.brokers[leader].directories.online
-        directory = online[0] if len(online) == 1 else UNASSIGNED_DIRECTORY
-        after = replace(after, directories=with_directory(after, leader, directory))
-    return ErrorCode.NONE, numbered(state, after)
+    leader = max(able, key=lambda each: (has_everything(image, state, each), able[each]))
+    return ErrorCode.NONE, led_from_nobody(image, state, leader, rules, choose)
 
 
 def plan_rebalance(image: ClusterImage) -> Plan[int]:
@@ -661,14 +692,14 @@ def plan_rebalance(image: ClusterImage) -> Plan[int]:
 def plan_by_settings(image: ClusterImage, rules_of: RulesOf) -> Plan[int]:
     """What follows when settings of topics have changed; the result is how many partitions it concerns.
 
-    Somebody leads where nobody did and the topic allows an unclean election now. Where fewer replicas have to be in
-    sync than before, the leader may commit again, and nobody outside of the ISR is eligible any more.
+    Where fewer replicas have to be in sync than before, the leader may commit again, and nobody outside of the ISR is
+    eligible any more.
     """
     changes = []
     attendance = Attendance(image.brokers)
     choose = DirectoryChoice(image)
     for topic, index, state in image.partitions():
-        if state.leader == NO_BROKER or state.elr:
+        if state.elr:
             settled = numbered(state, _settled(topic.name, state, attendance, rules_of(topic.name), choose))
             if settled is not state:
                 changes.append(PartitionChanged(topic.topic_id, index, settled))

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from millrace.cluster.directories import DirectoryChoice
-from millrace.cluster.elections import RulesOf, TopicRules, changed, default_rules, numbered
+from millrace.cluster.elections import RulesOf, TopicRules, awaits_recovery, changed, default_rules, numbered
 from millrace.cluster.image import ClusterImage
 from millrace.cluster.planning import Plan
 from millrace.errors import ApiError, ErrorCode
@@ -145,6 +145,8 @@ def _with_assignment(
     leader = state.leader
     if leader not in after.isr:
         leader = next((replica for replica in after.replicas if replica in after.isr and replica in there), NO_BROKER)
+    if awaits_recovery(after):
+        leader = NO_BROKER
     moved = changed(
         state,
         isr=after.isr,

@@ -231,7 +231,7 @@ def describe_topic_partitions(
     A page holds at most `response_partition_limit` partitions, and never more than `max.request.partition.size.limit`;
     `next_cursor` says where the next page begins. Topics before the cursor are left out.
 
-    Not done: eligible leader replicas, which are answered as none; authorization.
+    Not done: authorization.
     """
     answer = _Page(context, _page_limit(context, request.response_partition_limit))
     cursor = request.cursor

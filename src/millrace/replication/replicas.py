@@ -264,6 +264,10 @@ class Replicas:
             if self._log_dirs.whereabouts(place, topic_id) is None and self._is_here(partition.state):
                 return NO_EPOCH, 0, partition.leader_epoch
             raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, f"the log of {place} is gone")
+        if self._log_dirs.topic_id(place) not in (None, topic_id):  # of an earlier topic of that name
+            return NO_EPOCH, 0, partition.leader_epoch
+        if self._log_dirs.whereabouts(place, topic_id) not in self._log_dirs.online:
+            raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, f"the log of {place} is offline")
         try:
             return log.latest_epoch, log.end_offset, partition.leader_epoch
         except StorageError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import itertools
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -16,8 +17,10 @@ from millrace.cli import moves, reassign
 from millrace.cli.cluster_state import health
 from millrace.cli.output import CommandError
 from millrace.cli.root import run
+from millrace.cluster.elections import LogEnd
 from millrace.cluster.image import ClusterImage
 from millrace.cluster.reassignments import Reassignment, completed
+from millrace.errors import ErrorCode
 from millrace.handlers import registry
 from millrace.handlers.context import RequestContext
 from millrace.metadata.deltas import (
@@ -35,6 +38,7 @@ from millrace.model import TopicPartition, new_topic_id
 from millrace.wire.frame import RequestHeader
 from millrace.wire.keys import ApiKey
 from millrace.wire.messages import request_class
+from millrace.wire.messages.brokers import GetReplicaLogInfoRequest, GetReplicaLogInfoResponse
 from millrace.wire.messages.log_dirs import DescribeLogDirsResponse
 from support.fake_broker import HOST, FakeBroker
 from support.handling import Deciding, deciding
@@ -43,7 +47,7 @@ GOOD = PartitionState((1, 2), (1, 2), 1)
 HANDLED = (
     ApiKey.DESCRIBE_CLUSTER, ApiKey.METADATA, ApiKey.LIST_PARTITION_REASSIGNMENTS, ApiKey.DESCRIBE_QUORUM,
     ApiKey.DESCRIBE_CONFIGS, ApiKey.INCREMENTAL_ALTER_CONFIGS, ApiKey.ELECT_LEADERS,
-    ApiKey.ALTER_PARTITION_REASSIGNMENTS, ApiKey.UNREGISTER_BROKER,
+    ApiKey.ALTER_PARTITION_REASSIGNMENTS, ApiKey.UNREGISTER_BROKER, ApiKey.DESCRIBE_TOPIC_PARTITIONS,
 )  # fmt: skip
 
 
@@ -95,6 +99,7 @@ class Commands:
 
         self._broker.answers = {key: answering(key) for key in HANDLED}
         self._broker.answers[ApiKey.DESCRIBE_LOG_DIRS] = lambda _: _log_dirs(controller.image)
+        self._broker.answers[ApiKey.GET_REPLICA_LOG_INFO] = lambda request: _log_info(controller, request)
         if not stalled:
             listing = self._broker.answers[ApiKey.LIST_PARTITION_REASSIGNMENTS]
             self._broker.answers[ApiKey.LIST_PARTITION_REASSIGNMENTS] = _moving_on(controller, listing)
@@ -138,6 +143,28 @@ def _log_dirs(image: ClusterImage) -> DescribeLogDirsResponse:
         for topic in image.topics.values()
     ]
     return DescribeLogDirsResponse(results=[DescribeLogDirsResponse.DescribeLogDirsResult(topics=topics)])
+
+
+def _log_info(controller: Deciding, request: GetReplicaLogInfoRequest) -> GetReplicaLogInfoResponse:
+    """All brokers are at one address: they answer in turn, by `log_ends`."""
+    broker_id = next(controller.turns)
+    end = controller.log_ends.get(broker_id, LogEnd(0, 0))
+    code = ErrorCode.KAFKA_STORAGE_ERROR if end is None else ErrorCode.NONE
+    epoch, offset = end or (0, 0)
+    return GetReplicaLogInfoResponse(
+        topic_partition_log_info_list=[
+            GetReplicaLogInfoResponse.TopicPartitionLogInfo(
+                topic_id=topic.topic_id,
+                partition_log_info=[
+                    GetReplicaLogInfoResponse.PartitionLogInfo(
+                        partition=index, last_written_leader_epoch=epoch, log_end_offset=offset, error_code=code
+                    )
+                    for index in topic.partitions
+                ],
+            )
+            for topic in request.topic_partitions or ()
+        ]
+    )
 
 
 @pytest.fixture
@@ -215,17 +242,66 @@ def test_preferred_leaders_are_elected(cluster: Commands) -> None:
 def test_elections_that_cannot_be(cluster: Commands) -> None:
     cluster.cluster(fenced=(1,), a=[replace(GOOD, leader=2, isr=(2,))])
     _, err = cluster("elect", "--topic", "a", exit_code=1)
-    assert "1 partition got no new leader (PREFERRED_LEADER_NOT_AVAILABLE)" in err
+    assert "1 partition got no new leader: the preferred leader is not" in err
+    assert "(PREFERRED_LEADER_NOT_AVAILABLE)" in err
     assert "there is no topic 'z'" in cluster("elect", "--topic", "z", exit_code=1)[1]
     assert "has no partition 1 (it has 1)" in cluster("elect", "--topic", "a", "--partition", "1", exit_code=1)[1]
 
 
 def test_an_unclean_election_asks_first(cluster: Commands) -> None:
-    controller = cluster.cluster(fenced=(1,), a=[PartitionState((1, 2), (1,), -1)])
-    assert "say --yes" in cluster("elect", "--unclean", exit_code=1)[1]
+    controller = cluster.cluster(
+        fenced=(1,), a=[PartitionState((1, 2, 3), (1,), -1), PartitionState((2, 3), (2, 3), 2)]
+    )
+    controller.log_ends = {2: LogEnd(4, 90), 3: LogEnd(5, 70)}
+    controller.turns = itertools.cycle((2, 3))
+    out, err = cluster("elect", "--unclean", exit_code=1)
+    assert err.count("\n") == 1 and "acknowledged records may be lost: say --yes" in err
+    rows = [" ".join(line.split()) for line in out.splitlines()[2:5]]
+    assert rows[0] == "a 0 1 is not running - - in sync"
+    assert rows[1] == "a 0 2 has a log that can be read 4 90 -"
+    assert rows[2] == "a 0 3 has a log that can be read 5 70 - would lead"
+    assert out.splitlines()[5] == "a-0: broker 3 would lead from offset 70; what only broker 1 had is lost for good"
     assert cluster.asked(ApiKey.ELECT_LEADERS) == []
-    assert cluster.json("elect", "--unclean", "--yes") == [{"topic": "a", "partition": 0, "result": "elected"}]
-    assert controller.image.topics["a"].partitions[0].leader == 2
+    (outcome,) = cluster.json("elect", "--unclean", "--yes")
+    assert (outcome["topic"], outcome["partition"], outcome["result"]) == ("a", 0, "elected")
+    assert outcome["would_lead"] == 3 and outcome["may_lose_acknowledged"]
+    assert [(one["broker"], one["condition"], one["log_end"]) for one in outcome["replica_logs"]] == [
+        (1, "not_running", None), (2, "there", 90), (3, "there", 70),
+    ]  # fmt: skip
+    assert controller.image.topics["a"].partitions[0].leader == 3
+    assert cluster("elect", "--unclean")[0] == "no partition needed an election\n"
+
+
+def test_an_unclean_election_of_one_that_has_everything_loses_nothing(cluster: Commands) -> None:
+    controller = cluster.cluster(fenced=(1,), a=[PartitionState((1, 2), (1,), -1, elr=(2,))])
+    controller.turns = itertools.repeat(2)
+    out, err = cluster("elect", "--unclean", exit_code=1)
+    assert "nothing that was acknowledged is lost" in out and "Elect these leaders: say --yes" in err
+
+
+def test_nobody_can_be_elected(cluster: Commands) -> None:
+    controller = cluster.cluster(fenced=(1,), a=[PartitionState((1, 2), (1, 2), -1)])
+    controller.log_ends = {2: None}
+    controller.turns = itertools.repeat(2)
+    out, err = cluster("elect", "--unclean", "--yes", exit_code=1)
+    assert "a-0: nobody can lead; start a broker" in out
+    assert "1 partition got no new leader: no replica" in err and "start a broker that has one" in err
+    assert "(ELIGIBLE_LEADERS_NOT_AVAILABLE)" in err
+
+
+def test_why_nobody_leads(cluster: Commands) -> None:
+    last = PartitionState((1, 2, 3), (1,), -1)
+    controller = cluster.cluster(fenced=(3,), a=[last, last], b=[PartitionState((2, 3), (2, 3), -1)])
+    controller.log_ends = {1: None}
+    controller.turns = itertools.cycle((1, 2))
+    out, _ = cluster("describe")
+    assert (
+        "a-0, a-1: no leader; broker 1, the last in sync, has a damaged log; "
+        "broker 2 may lack acknowledged records; broker 3 is not running" in out
+    )
+    waiting = "no leader; broker 2, in sync last, has a log that can be read; broker 3, in sync last, is not running"
+    assert f"b-0: {waiting}" in out
+    assert [one["why"] for one in cluster.json("describe")["offline"] if one["topic"] == "b"] == [waiting]
 
 
 # -------------------------------------------------------------------------------------------------------------- remove

@@ -11,6 +11,7 @@ import pytest
 from millrace.cluster.elections import (
     ElectionKind,
     IsrProposal,
+    LogEnd,
     TopicRules,
     plan_brokers,
     plan_by_settings,
@@ -97,11 +98,30 @@ def test_a_registration_that_the_image_has_is_no_change() -> None:
         assert not plan_brokers(image, register=[BrokerRegistered(1, old, (ENDPOINT,))]).changes
 
 
-def test_an_unclean_election_only_where_the_topic_allows_it() -> None:
-    image = cluster(PartitionState((1, 2), (1,), 1, 5, 9))
-    assert after(image, plan_brokers(image, fence={1: 101})).leader == -1
-    plan = plan_brokers(image, fence={1: 101}, rules_of=lambda _: TopicRules(unclean=True))
-    assert after(image, plan) == PartitionState((1, 2), (2,), 2, 6, 10)
+def test_of_several_who_died_at_once_none_leads_by_coming_back() -> None:
+    image = cluster(PartitionState((1, 2), (1, 2), -1, 5, 9), fenced=(1, 2))
+    for plan in (
+        plan_brokers(image, register=[BrokerRegistered(1, 500, (ENDPOINT,))]),
+        plan_brokers(image, unfence={1: 101}),
+        plan_brokers(image, register=[BrokerRegistered(1, 500, (ENDPOINT,)), BrokerRegistered(2, 501, (ENDPOINT,))]),
+    ):
+        back = image.apply(plan.changes)
+        assert back.topics["t"].partitions[0] == PartitionState((1, 2), (1, 2), -1, 5, 9)
+        # Nor by what happens to somebody else.
+        assert after(back, plan_brokers(back, fence={4: 104})).leader == -1
+        assert after(back, plan_reassignments(back, [move(2, 1, 3)])).leader == -1
+
+
+def test_several_who_restart_at_once_are_asked_first() -> None:
+    image = cluster(HEALTHY)
+    back = [BrokerRegistered(broker_id, 500 + broker_id, (ENDPOINT,)) for broker_id in (1, 2, 3)]
+    assert after(image, plan_brokers(image, register=back)) == PartitionState((1, 2, 3), (1, 2, 3), -1, 6, 10)
+
+
+def test_an_eligible_one_that_lives_leads_at_once() -> None:
+    image = cluster(PartitionState((1, 2, 3), (1, 2), 1, 5, 9, elr=(3,)))
+    plan = plan_brokers(image, fence={1: 101, 2: 102}, rules_of=lambda _: TopicRules(min_isr=3))
+    assert after(image, plan) == PartitionState((1, 2, 3), (3,), 3, 6, 10, elr=(1, 2))
 
 
 def test_who_allows_unclean_elections() -> None:
@@ -112,11 +132,11 @@ def test_who_allows_unclean_elections() -> None:
     assert topic_rules(image.apply((setting,)), BrokerConfig())("t").unclean
 
 
-def test_a_topic_that_comes_to_allow_it_gets_a_leader() -> None:
-    image = cluster(PartitionState((1, 2), (1,), -1, 5, 9), fenced=(1,))
-    assert not plan_by_settings(image, lambda _: TopicRules()).changes
-    plan = plan_by_settings(image, lambda _: TopicRules(unclean=True))
-    assert plan.results == 1 and after(image, plan) == PartitionState((1, 2), (2,), 2, 6, 10)
+def test_fewer_that_have_to_be_in_sync_end_the_eligibility_of_others() -> None:
+    image = cluster(PartitionState((1, 2), (1,), 1, 5, 9, elr=(2,)))
+    assert not plan_by_settings(image, lambda _: TopicRules(min_isr=2)).changes
+    plan = plan_by_settings(image, lambda _: TopicRules(min_isr=1))
+    assert plan.results == 1 and after(image, plan) == PartitionState((1, 2), (1,), 1, 5, 10)
 
 
 # --- proposals --------------------------------------------------------------------------------------------------------
@@ -195,11 +215,40 @@ def test_a_leader_that_names_others_only_hands_over() -> None:
 )
 def test_elections(state: PartitionState, kind: ElectionKind, code: ErrorCode | None, leader: int) -> None:
     image = cluster(state, fenced=(4,))
-    plan = plan_elections(image, kind, [P0])
+    plan = plan_elections(image, kind, [P0], {(TOPIC_ID, 0): {2: LogEnd(5, 10), 4: LogEnd(5, 20)}})
     ((partition, error),) = plan.results
     assert partition == P0 and (error and error.code) == code
     assert after(image, plan).leader == leader
     assert after(image, plan).leader_epoch == (5 if code else 6)
+
+
+@pytest.mark.parametrize(
+    ("ends", "leader"),
+    [
+        ({2: LogEnd(4, 20), 3: LogEnd(5, 10)}, 3),
+        ({2: LogEnd(5, 20), 3: LogEnd(5, 10)}, 2),
+        ({2: None, 3: LogEnd(0, 0)}, 3),
+        ({2: None, 3: None}, -1),
+        ({}, -1),
+    ],
+)
+def test_an_unclean_leader_is_the_one_with_the_longest_log(ends: dict[int, LogEnd | None], leader: int) -> None:
+    image = cluster(PartitionState((4, 2, 3), (4,), -1, 5, 9), fenced=(4,))
+    plan = plan_elections(image, ElectionKind.UNCLEAN, None, {(TOPIC_ID, 0): ends})
+    state = after(image, plan)
+    assert state.leader == leader
+    ((_, error),) = plan.results
+    if leader == -1:
+        assert error is not None and error.code is ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE
+        assert "start a broker" in error.message
+    else:
+        assert error is None and state.isr == (leader,) and not state.elr
+
+
+def test_one_that_has_everything_is_elected_before_a_longer_log() -> None:
+    image = cluster(PartitionState((1, 2, 3), (1, 2), -1, 5, 9), fenced=(1,))
+    ends = {(TOPIC_ID, 0): {2: LogEnd(4, 10), 3: LogEnd(4, 20)}}
+    assert after(image, plan_elections(image, ElectionKind.UNCLEAN, None, ends)).leader == 2
 
 
 def test_an_election_of_everything_names_only_what_needed_one() -> None:

@@ -263,8 +263,8 @@ async def test_all_at_once_and_all_back() -> None:
         starting = [asyncio.create_task(plane.start(broker_id)) for broker_id in (2, 3, 1)]
         await asyncio.gather(*starting)
         await plane.settled(lambda image: len(image.live_brokers) == 3)
+        await plane.settled(lambda image: all(state.leader != -1 for _, _, state in image.partitions()))
         assert same_images(plane)
-        assert all(state.leader != -1 for _, _, state in plane.leading.image.partitions())
 
 
 async def test_another_process_with_the_same_id_displaces_the_first() -> None:
