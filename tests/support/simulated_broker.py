@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 from uuid import UUID
 
@@ -114,7 +115,7 @@ class Disks:
         self.failed: list[Disk] = []
         self.some_offline = len(self.attached) < len(disks)
         self.on_moved: Callable[[TopicPartition], object] | None = None
-        self.move_bytes_per_s: Callable[[], int] | None = None
+        self.moves = SimpleNamespace(bytes_per_s=None)
         self.high_watermarks: dict[TopicPartition, int] = {}
         self.places: dict[int, Disk] = {}
         self.open: dict[int, Log] = {}

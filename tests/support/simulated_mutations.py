@@ -258,8 +258,8 @@ def eligible_for_ever(patch: pytest.MonkeyPatch) -> None:
     """Whoever has left the ISR stays eligible when it is large enough again and records are committed."""
     eligible = elections._eligible
 
-    def eligible_still(before: Any, after: Any, min_isr: int) -> Any:
-        return eligible(before, after, 1 << 30)
+    def eligible_still(before: Any, replicas: Any, isr: Any, directories: Any, min_isr: int) -> Any:
+        return eligible(before, replicas, isr, directories, 1 << 30)
 
     patch.setattr(elections, "_eligible", eligible_still)
     patch.setattr(Partition, "_judge_min_isr", _judge_by_the_isr_alone)

@@ -8,6 +8,7 @@ be used. Not here: what follows for leaders and ISRs (`elections`), moving (`sto
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
 from millrace.cluster.image import BrokerImage, ClusterImage
 from millrace.metadata.deltas import BrokerRegistered, PartitionState
@@ -45,6 +46,11 @@ class DirectoryChoice:
 def directories_by_replica(state: PartitionState) -> dict[int, str]:
     """Where each replica lies, as far as it is known."""
     return dict(zip(state.replicas, state.directories, strict=False))
+
+
+def located(state: PartitionState) -> Iterable[tuple[int, str]]:
+    """Each replica and where it lies; UNASSIGNED_DIRECTORY where that is not known."""
+    return zip(state.replicas, state.directories or (UNASSIGNED_DIRECTORY,) * len(state.replicas), strict=True)
 
 
 def with_directory(state: PartitionState, broker_id: int, directory: str) -> tuple[str, ...]:
