@@ -22,12 +22,13 @@ from functools import partial
 from typing import Any, Final
 
 from millrace.clock import ManualClock
-from millrace.cluster import controller, elections, membership, reassignments
+from millrace.cluster import controller, elections, membership, reassignments, recovery
 from millrace.cluster.directories import DirectoryChoice
-from millrace.cluster.elections import Placement
+from millrace.cluster.elections import LogEnd, Placement
 from millrace.cluster.image import ClusterImage
 from millrace.cluster.planning import Plan
 from millrace.cluster.reassignments import Reassignment
+from millrace.cluster.survey import Survey
 from millrace.errors import ApiError, ErrorCode, MillraceError, code_of
 from millrace.metadata.deltas import (
     ChangeSet,
@@ -210,6 +211,7 @@ class SimCluster:
             (self.register, 6),
             (self.unfence, 10),
             (self.elect, 8),
+            (self.recover, 10),
             (self.wait, some(3)),
             (self.crash, some(1.5)),
             (self.crash_all, some(0.1)),
@@ -605,6 +607,27 @@ class SimCluster:
                 self._chief(), f"{at} heard of", partial(elections.plan_brokers, unfence=alive, rules_of=self._rules)
             )
 
+    def recover(self) -> None:
+        """The controller asks what the replicas of partitions without a leader have, and elects by the answers."""
+        self._recover(self.random.choice((0.0, recovery.PATIENCE_S)), answers=0.8)
+
+    def _recover(self, waited_s: float, answers: float) -> None:
+        orphans = [index for index in range(len(ASSIGNMENT)) if self.state_of(index).leader < 0]
+        if not orphans:
+            return
+        survey = Survey()
+        for at in self.brokers.values():
+            if at.is_up and at.has_roles and self.random.random() < answers:
+                survey.epochs[at.broker_id] = at.epoch
+                for index in orphans:
+                    survey.ends.setdefault((TOPIC_ID, index), {})[at.broker_id] = _log_end(at, index)
+        since = dict.fromkeys(survey.ends, 0.0)
+
+        def plan(image: ClusterImage) -> Plan[int]:
+            return recovery.plan_recovery(image, survey.ends_in(image), since, waited_s, self._rules)
+
+        self.post(lambda: self.change(self._chief(), "recovery", plan), "answers of", tuple(survey.epochs))
+
     def rebalance(self) -> None:
         self.change(self._chief(), "preferred leaders", elections.plan_rebalance)
 
@@ -796,6 +819,7 @@ class SimCluster:
         for at in self.brokers.values():
             self.catch_up(at)
             self._flush(at)
+        self._recover(recovery.PATIENCE_S, answers=1.0)
         for at in self.brokers.values():
             self._fetch(at)
             for task in (at.proposer, at.reporter):
@@ -887,6 +911,15 @@ class SimCluster:
         except BrokenPromise as broken:
             self._broken = self._broken or broken
             raise
+
+
+def _log_end(at: SimBroker, index: int) -> LogEnd | None:
+    """What a broker answers to GetReplicaLogInfo; None where its log is of no use."""
+    try:
+        epoch, end, _ = at.all_replicas.log_end(TOPIC_ID, index)
+        return LogEnd(epoch, end)
+    except ApiError:
+        return None
 
 
 def simulate(seed: int, flush_mode: FlushMode) -> Counter[str]:
