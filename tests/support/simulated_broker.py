@@ -185,6 +185,9 @@ class Disks:
     def is_missing(self, place: TopicPartition, topic_id: UUID) -> bool:
         return place.partition in self.missing
 
+    def settle_twins(self, directory_of: Callable[[TopicPartition], str | None]) -> None:
+        """A person has removed the one that does not count."""
+
     def give_up_missing(self, place: TopicPartition) -> None:
         self.missing.discard(place.partition)
 

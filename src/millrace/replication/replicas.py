@@ -300,6 +300,7 @@ class Replicas:
         self._image = image
         self._take_rates()
         self.followed.brokers_changed(image)
+        self._log_dirs.settle_twins(self._assigned_directory)
         for topic in image.topics.values():
             self._take(topic, range(len(topic.partitions)))
 
@@ -394,6 +395,14 @@ class Replicas:
         if partition.open_log is not None and self._is_hopeless(place, partition.open_log):
             partition.forget_log()
         self.followed.assign(partition)
+
+    def _assigned_directory(self, place: TopicPartition) -> str | None:
+        """Where the image says that this broker's replica lies; None where it has none."""
+        topic = self._image.topic(place.topic)
+        if topic is None or place.partition >= len(topic.partitions):
+            return None
+        state = topic.partitions[place.partition]
+        return state.directory_of(self._broker_id) if self._broker_id in state.replicas else None
 
     def _compare_place(self, place: TopicPartition, partition: Partition, state: PartitionState) -> None:
         """Have the controller told where a replica lies, where the image says something else."""

@@ -115,6 +115,7 @@ class LogDirs:
         self._by_partition: dict[TopicPartition, LogDirectory] = {}
         self._topic_ids: dict[TopicPartition, uuid.UUID] = {}
         """The topics that logs were made for, as far as they have been looked up."""
+        self._twins: dict[TopicPartition, tuple[LogDirectory, Log]] = {}
         self._remover: ThreadPoolExecutor | None = None
         for path in paths:
             directory = LogDirectory(path, files, clock)
@@ -375,6 +376,23 @@ class LogDirs:
         directory.logs[partition] = log
         self._by_partition[partition] = directory
 
+    def note_twin(self, directory: LogDirectory, partition: TopicPartition, log: Log) -> None:
+        """A second log of a partition was found; `settle_twins` says which one counts."""
+        self._twins[partition] = (directory, log)
+
+    def settle_twins(self, directory_of: Callable[[TopicPartition], str | None]) -> None:
+        """Of logs that were found in two directories use the one in `directory_of`, and put the other aside."""
+        twins, self._twins = self._twins, {}
+        for partition, (directory, log) in twins.items():
+            if directory_of(partition) == directory.directory_id:
+                kept = self.set_aside(partition)
+                self.attach(directory, partition, log)
+            else:
+                log.release()
+                kept = aside(directory.path, partition, STRAY_SUFFIX)
+                self.files.rename(directory.path / str(partition), kept)
+            logger.warning("%s was in two directories; the one that does not count is kept as %s", partition, kept)
+
     def doom(self, directory: LogDirectory, partition: TopicPartition) -> None:
         """Give the files of a log that is not used any more the name of one that is deleted, and delete them."""
         doomed = aside(directory.path, partition, DELETE_SUFFIX)
@@ -493,6 +511,8 @@ class LogDirs:
         for directory in self.directories:
             for log in directory.logs.values():
                 log.release()
+        for _, log in self._twins.values():
+            log.release()
         if self._remover is not None:
             self._remover.shutdown(wait=True)
             self._remover = None

@@ -10,10 +10,11 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from millrace.errors import ConfigError, CorruptLogError
+from millrace.errors import CorruptLogError
 from millrace.model import TopicPartition
 from millrace.storage import checkpoint
 from millrace.storage.directory import LogDirectory
+from millrace.storage.log import Log
 from millrace.storage.move import MARK
 from millrace.storage.names import DELETE_SUFFIX, FUTURE_SUFFIX, partition_named
 from millrace.storage.recovery import LogState
@@ -57,10 +58,12 @@ def load_directory(dirs: LogDirs, directory: LogDirectory) -> None:
             recovery_point=(points or {}).get(partition, 0),
             clean=known,
         )
-        other = dirs.directory_of(partition)
-        if other is not None and not _replaces_other(dirs, directory, other, partition, state):
-            continue
         log = dirs.make(directory, partition, dirs.config, state)
+        other = dirs.directory_of(partition)
+        if other is not None:
+            log.cleaned_offset = cleaned.get(partition, 0)
+            if not _replaces_other(dirs, directory, other, partition, log):
+                continue
         dirs.attach(directory, partition, log)
         log.cleaned_offset = cleaned.get(partition, 0)
         if not known:
@@ -77,24 +80,25 @@ def load_directory(dirs: LogDirs, directory: LogDirectory) -> None:
 
 
 def _replaces_other(
-    dirs: LogDirs, directory: LogDirectory, other: LogDirectory, partition: TopicPartition, state: LogState
+    dirs: LogDirs, directory: LogDirectory, other: LogDirectory, partition: TopicPartition, log: Log
 ) -> bool:
     """A log is in two directories: a move was cut short, and the one with its mark counts; the other is deleted.
 
-    Unless the other has more: then it was used since, while the disk with the mark was away.
+    Where that is not so, one of them was away when the other was made or used: the cluster knows which one counts.
     """
     path, other_path = directory.path / str(partition), other.path / str(partition)
     here, there = (dirs.files.size_of(each / MARK) is not None for each in (path, other_path))
-    log, other_log = dirs.make(directory, partition, dirs.config, state), other.logs[partition]
+    other_log = other.logs[partition]
     with suppress(CorruptLogError):
         log.ensure_loaded()
     marked, plain = (log, other_log) if here else (other_log, log)
-    behind = marked.failure is not None or marked.end_offset < plain.end_offset
-    log.release()
-    if here == there or behind:
-        raise ConfigError(f"{partition} is in both {other.path} and {directory.path}: remove the one that is wrong")
+    is_behind = marked.failure is not None or marked.end_offset < plain.end_offset
+    if here == there or is_behind:
+        dirs.note_twin(directory, partition, log)
+        return False
     if here:
         dirs.delete_log(partition)
     else:
+        log.release()
         dirs.doom(directory, partition)
     return here

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from millrace.clock import ManualClock
-from millrace.errors import ConfigError, StorageError
+from millrace.errors import StorageError
 from millrace.model import TopicPartition
 from millrace.storage.files import Files
 from millrace.storage.log import Log
@@ -353,15 +353,23 @@ async def test_the_marked_one_of_two_counts(disks: Disks) -> None:
     assert disks.names() == {"b/topic-0"}
 
 
-async def test_two_of_which_the_unmarked_was_used_since_are_for_a_person(disks: Disks) -> None:
+@pytest.mark.parametrize("counts", ["a", "b"])
+async def test_of_two_that_were_both_used_the_one_counts_that_the_cluster_names(disks: Disks, counts: str) -> None:
     await make_both(disks)
     log = disks.dirs.get(TP)
     assert log is not None
+    copied = state_of(log)
     add(log, 9)
+    used = state_of(log)
     disks.dirs.abandon()
-    with pytest.raises(ConfigError, match="is in both"):
-        disks.open(Files(sync=False))
+    disks.dirs = disks.open(Files(sync=False))
     assert disks.names() == {"a/topic-0", "b/topic-0"}
+    ids = {directory.path.name: directory.directory_id for directory in disks.dirs.directories}
+    disks.dirs.settle_twins(lambda _: ids[counts])
+    assert state_of(disks.dirs.get(TP)) == (used if counts == "a" else copied)
+    other = {"a": "b", "b": "a"}[counts]
+    assert f"{counts}/topic-0" in disks.names() and f"{other}/topic-0" not in disks.names()
+    assert any(name.startswith(f"{other}/topic-0.") and name.endswith("-stray") for name in disks.names())
 
 
 async def test_a_mark_that_was_left_does_not_move_on(disks: Disks) -> None:
