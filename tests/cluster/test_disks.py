@@ -159,8 +159,14 @@ def test_a_log_that_was_removed_is_not_made_anew(cluster: ClusterProcesses) -> N
     assert consumed(cluster) == everything()
 
 
-def wait_unregistered(cluster: ClusterProcesses) -> None:
-    """Wait until the sessions of killed brokers have ended: whoever starts then knows that all were gone."""
+def kill_unnoticed(cluster: ClusterProcesses) -> None:
+    """Kill all brokers before any of them notices, and wait until their sessions have ended.
+
+    Whoever starts then finds the ISRs as they were, and knows that all were gone.
+    """
+    for broker in cluster.brokers.values():
+        broker.pause()
+    cluster.kill(*cluster.brokers)
     assert cluster.zookeeper is not None
     client = KazooClient(cluster.zookeeper.hosts)
     client.start(30)
@@ -183,14 +189,17 @@ def damage(log: Path) -> None:
 def test_the_first_one_back_after_a_crash_of_all_has_a_damaged_log() -> None:
     """It has the office, but what is damaged does not lead: the others have everything, and it is filled again."""
     points_often = (("log.flush.offset.checkpoint.interval.ms", "200"),)
-    with ClusterProcesses(Layout(brokers=3, session_timeout_ms=3000, settings=points_often)) as cluster:
+    with ClusterProcesses(Layout(brokers=3, session_timeout_ms=4000, settings=points_often)) as cluster:
         create(cluster, [[1, 2, 3]], min_insync_replicas="1")
         produce(cluster)
         data = cluster.brokers[1].data
         points = data / "recovery-point-offset-checkpoint"
-        wait_for(lambda: f"{TOPIC} 0 {COUNT}\n" in points.read_text() or None, 30, "nothing is known to be flushed")
-        cluster.kill(1, 2, 3)
-        wait_unregistered(cluster)
+        flushed = f"{TOPIC} 0 {COUNT}\n"
+        wait_for(
+            lambda: (points.exists() and flushed in points.read_text()) or None, 30, "nothing is known to be flushed"
+        )
+        cluster.wait_whole(TOPIC, 30)
+        kill_unnoticed(cluster)
         damage(data / f"{TOPIC}-0" / f"{0:020}.log")
         cluster.start_brokers([1])
         wait_for(lambda: b"is lost here" in cluster.brokers[1].log() or None, 30, "the damage was not found")
@@ -214,6 +223,7 @@ def test_the_last_one_lost_its_disk_and_the_longest_log_is_elected(cluster: Clus
     cluster.brokers[1].terminate()
     empty_disk(cluster, 1)
     cluster.start_brokers([1, 2, 3])
+    wait_for(lambda: all(len(view.brokers) == 3 for view in cluster.views()) or None, 30, "not all see all brokers")
     why = "broker 1, the last in sync, has lost its log; broker 3 may lack acknowledged records"
     assert f"{TOPIC}-0: no leader; {why}" in millrace(cluster, "cluster", "describe")
     shown = millrace(cluster, "cluster", "elect", "--unclean", "--yes", "--topic", TOPIC)

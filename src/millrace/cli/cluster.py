@@ -151,8 +151,8 @@ def numbers(values: list[int] | tuple[int, ...]) -> str:
 
 
 @app.command(
-    epilog="Example: millrace cluster elect --topic orders --partition 3; where nobody leads and no disk will come "
-    "back: millrace cluster elect --unclean --topic orders"
+    epilog="Examples: `millrace cluster elect --topic orders --partition 3` or, where nobody leads and no disk comes "
+    "back, `millrace cluster elect --unclean --topic orders`"
 )
 def elect(
     *,
