@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cluster import failover
+from cluster.disk_faults import DISK_ROWS
 from cluster.faults import ROWS, Row
 from cluster.group_faults import GROUP_ROWS
 from cluster.link_faults import LINK_ROWS
@@ -113,7 +114,7 @@ def main() -> int:
         return failover.measure(console)
     session = Session(console, options.only, options.seed, options.keep)
     rows = []
-    for row in (*ROWS, *LINK_ROWS, *GROUP_ROWS, *QUEUE_ROWS):
+    for row in (*ROWS, *LINK_ROWS, *DISK_ROWS, *GROUP_ROWS, *QUEUE_ROWS):
         scale = row.short if options.short else dataclasses.replace(row.full, acked=row.acked)
         results = run_row(row, scale, options.rounds or row.rounds, session)
         rows.append((row, results))
