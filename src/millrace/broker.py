@@ -46,11 +46,12 @@ from millrace.replication.proposals import IsrProposals
 from millrace.replication.replicas import Replicas
 from millrace.replication.reports import DiskReports
 from millrace.replication.state_topic import StateTopic
+from millrace.server.answers import AnswerRoom
 from millrace.server.flow import DEFAULT_BUDGET_BYTES, ConnectionLimits, MemoryBudget
 from millrace.server.listener import Listener
 from millrace.storage.boot import boot_id
 from millrace.storage.cleaner import Cleaner, CleanerSettings, Compactable
-from millrace.storage.files import Files
+from millrace.storage.files import DEFAULT_MAX_OPEN, Files
 from millrace.storage.logdirs import LogDirectory, LogDirs
 from millrace.tasks import Tasks
 from millrace.transactions.producer_ids import ProducerIds
@@ -58,8 +59,10 @@ from millrace.transactions.producer_ids import ProducerIds
 logger = logging.getLogger(__name__)
 
 RESERVED_DESCRIPTORS: Final = 1024
-"""Descriptors kept back from connections for segment files, pipes and the metadata store."""
+"""Descriptors kept back from connections for segment files, pipes and the metadata store; half where that is less."""
 DRAIN_S: Final = 2.0
+SPACE_INTERVAL_S: Final = 0.25
+"""How often the free space of the disks is looked at; a call of microseconds."""
 HAND_OVER_S: Final = 0.25
 """How long a broker that gave its leaderships away goes on answering: long enough for a client at work to come by."""
 ANY_HOST: Final = frozenset({"", "0.0.0.0", "::"})  # noqa: S104 - recognised, not bound
@@ -78,7 +81,7 @@ class Broker:
     ) -> None:
         self.config = config
         self.clock = clock or SystemClock()
-        self._files = files or Files()
+        self._files = files or Files(min(DEFAULT_MAX_OPEN, _descriptors() // 4))  # sockets and others want theirs
         self._store = store
         self._listeners: list[Listener] = []
         self._tasks = Tasks(self.clock)
@@ -122,7 +125,11 @@ class Broker:
         config = self.config
         for name in config.ignored:
             logger.warning("the setting %s has no meaning here and is ignored", name)
-        limits = ConnectionLimits(_connection_limit(config), config.get_int("max.connections.per.ip"))
+        descriptors = _descriptors()
+        most = max(descriptors - RESERVED_DESCRIPTORS, descriptors // 2)
+        limits = ConnectionLimits(
+            lambda: min(config.get_int("max.connections"), most), lambda: config.get_int("max.connections.per.ip")
+        )
 
         log_dirs = LogDirs.open(
             [Path(path) for path in config.log_dirs], node_id=config.broker_id, clock=self.clock, files=self._files
@@ -140,7 +147,12 @@ class Broker:
             if not log_dirs.online:
                 self._fail(f"no usable data directory is left: {directory.failure}")
 
+        def space_changed(directory: LogDirectory) -> None:
+            replicas.directory_space_changed(directory)
+            reports.look()
+
         log_dirs.on_failure = directory_failed
+        log_dirs.on_space = space_changed
         log_dirs.on_log_failure = replicas.on_misplaced = reports.look
         controller.on_fatal = self._fail
         presence = Presence(self.clock)
@@ -224,6 +236,7 @@ class Broker:
         self._stops.append(self._stop_listening)
         self._stops.append(lambda: self._hand_over(controller))
         self._tasks.keep("disk reports", reports.run)
+        self._tasks.keep("disk space", lambda: self._watch_space(log_dirs))
         self._tasks.keep("retention", lambda: self._keep_retention(replicas))
         self._tasks.keep("compaction", self._cleaner(log_dirs, replicas).run)
         self._tasks.keep("checkpoints", lambda: self._keep_checkpoints(log_dirs))
@@ -384,6 +397,7 @@ class Broker:
         budget = MemoryBudget(
             max(budget_bytes if budget_bytes > 0 else DEFAULT_BUDGET_BYTES, config.get_int("socket.request.max.bytes"))
         )
+        answers = AnswerRoom(budget, self.clock)
         apis = registry.load()
         for configured in config.listeners:
             self._listeners.append(
@@ -394,6 +408,7 @@ class Broker:
                     apis=apis,
                     services=self.services,
                     budget=budget,
+                    answers=answers,
                     limits=limits,
                     max_frame_bytes=config.get_int("socket.request.max.bytes"),
                     max_idle_ms=config.get_int("connections.max.idle.ms"),
@@ -448,6 +463,12 @@ class Broker:
                     except Exception:  # of one log: the others go on
                         logger.exception("retention of %r", partition)
                 await asyncio.sleep(0)
+
+    async def _watch_space(self, log_dirs: LogDirs) -> None:
+        """See in time that a disk is nearly full."""
+        while True:
+            log_dirs.look_at_space(self.config.get_int("log.dirs.min.free.bytes"))
+            await self.clock.sleep(SPACE_INTERVAL_S)
 
     def _cleaner(self, log_dirs: LogDirs, replicas: Replicas) -> Cleaner:
         def compactable() -> Iterator[Compactable]:
@@ -522,7 +543,7 @@ def _store_for(config: BrokerConfig, clock: Clock) -> MetadataStore:
 
 def _directories(log_dirs: LogDirs) -> Directories:
     """This broker's directories, as the cluster has to know them."""
-    return Directories(log_dirs.online, (), len(log_dirs.online) < len(log_dirs.directories))
+    return Directories(log_dirs.online, log_dirs.full, len(log_dirs.online) < len(log_dirs.directories))
 
 
 def _follow_partitions(replicas: Replicas, groups: GroupCoordinator, share_state: ShareCoordinator) -> None:
@@ -565,11 +586,9 @@ def _partitions(controller: Controller, config: BrokerConfig, topic: str, settin
     return len(found.partitions) if found else config.get_int(setting)
 
 
-def _connection_limit(config: BrokerConfig) -> int:
-    """max.connections, or what the operating system's limit on descriptors leaves of it."""
+def _descriptors() -> int:
+    """How many descriptors this process may have open; as many as the operating system lets it ask for."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        soft = hard
-    room = max(soft - RESERVED_DESCRIPTORS, soft // 2)
-    return min(config.get_int("max.connections"), room)
+    return max(soft, hard)  # a hard limit of -1 is none

@@ -179,6 +179,10 @@ class StorageError(MillraceError):
     """A disk failed (EIO, ENOSPC, a failed fsync): the log directory that raised it goes offline."""
 
 
+class DiskFullError(StorageError):
+    """There is no space left: nothing was written, and nothing is wrong with what is there."""
+
+
 class CorruptLogError(StorageError):
     """Bytes that were acknowledged as durable are damaged: never truncated silently, never served."""
 

@@ -35,7 +35,8 @@ from millrace.records.batch import split
 from millrace.records.decode import Record, decode_records
 from millrace.records.encode import encode_batch
 from millrace.replication.partition import Partition
-from millrace.storage.log import Log, ReadResult
+from millrace.storage.log import Log
+from millrace.storage.reading import ReadResult
 from millrace.storage.recovery import LogState
 from millrace.storage.settings import FlushMode, LogConfig
 from support.batches import NOW_MS

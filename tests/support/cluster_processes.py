@@ -133,7 +133,7 @@ class BrokerProcess:
 
     def configure(self, settings: Mapping[str, str]) -> None:
         for disk in self.disks:
-            disk.mkdir(parents=True)
+            disk.mkdir(parents=True, exist_ok=True)  # a test may have put a disk of its own there
         self._config_path.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
 
     def launch(self) -> None:

@@ -219,7 +219,7 @@ class Controller:
         await self._store.close()
 
     def _end_for_good(self, reason: str) -> None:
-        self.on_fatal(reason)  # as it is then: it is set after this was made
+        self.on_fatal(reason)  # looked up now: it may be set after the start
 
     async def _follow(self) -> None:
         await self._view.follow()

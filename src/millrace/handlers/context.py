@@ -74,6 +74,18 @@ class Peer(Protocol):
     def on_lost(self) -> dict[object, Callable[[], None]]:
         """What is called when the connection is gone; whoever adds something takes it away again."""
 
+    def answer_room(self, context: RequestContext) -> int:
+        """How many bytes of records the answer may have if it is made now, beyond its first batch; 0: wait."""
+
+    def when_room(self, context: RequestContext, wake: Callable[[], None]) -> None:
+        """Have `wake` called once, when it is worth asking for room again."""
+
+    def forget_room(self, wake: Callable[[], None]) -> None:
+        """Do not call `wake` any more; harmless when it has been."""
+
+    def reserve(self, size_bytes: int) -> None:
+        """Count so much until the request is answered; see `RequestContext.reserve`."""
+
 
 @dataclass(slots=True)
 class RequestContext:
@@ -86,3 +98,11 @@ class RequestContext:
     listener: str
     peer: Peer | None = None
     principal: str = "User:ANONYMOUS"
+    reserved_bytes: int = 0
+    """Of the answer, counted before it is handed over; then it counts itself."""
+
+    def reserve(self, size_bytes: int) -> None:
+        """Have records counted that a handler has read and goes on to wait with."""
+        if self.peer is not None:
+            self.reserved_bytes += size_bytes
+            self.peer.reserve(size_bytes)

@@ -11,7 +11,7 @@ from millrace.handlers.context import RequestContext
 from millrace.handlers.leaders import leader_hint
 from millrace.handlers.promise import Promise
 from millrace.handlers.registry import api
-from millrace.storage.log import ReadResult
+from millrace.replication.serving import FollowerReader
 from millrace.wire.hot import (
     FETCH_TOPIC_ID_FROM,
     FetchCall,
@@ -25,10 +25,8 @@ from millrace.wire.keys import ApiKey
 from millrace.wire.messages.fetch import FetchRequest
 
 if TYPE_CHECKING:
-    from millrace.clock import Timer
     from millrace.handlers.fetch_sessions import Fetching, Wanted
     from millrace.replication.partition import Partition
-    from millrace.replication.throttle import ReplicationQuota
 
 FOLLOWERS_SERVE_FROM: Final = 11
 """Older consumers do not know that a follower may answer them, and take its high watermark for the leader's."""
@@ -42,7 +40,8 @@ def fetch(context: RequestContext, call: FetchCall) -> FetchReply | Promise[Fetc
 
     A reply starts with the whole batch that holds the asked offset. The first partition with data gives at least one
     batch whatever the size limits (KIP-74). A waiting fetch wakes at the first commit that concerns it. Incremental
-    sessions (KIP-227) mention only what changed.
+    sessions (KIP-227) mention only what changed. Where peers that do not read hold much of the broker's memory a
+    consumer gets less, or has to wait: see `server.answers`.
 
     A follower (a broker of this cluster, in the incarnation that the image knows) also gets what is not committed, and
     commits by asking for more. It is told where its log diverges (KIP-595), and waits for appends rather than commits;
@@ -73,7 +72,7 @@ def fetch(context: RequestContext, call: FetchCall) -> FetchReply | Promise[Fetc
     return _LongPoll(context, call, fetching, max_bytes, reader)
 
 
-def _reader(context: RequestContext, call: FetchCall) -> _ConsumerReader | _ReplicaReader:
+def _reader(context: RequestContext, call: FetchCall) -> _ConsumerReader | FollowerReader[Wanted]:
     if call.replica_id < 0:
         return _ConsumerReader(context, call)
     broker = context.broker.image.brokers.get(call.replica_id)
@@ -81,19 +80,29 @@ def _reader(context: RequestContext, call: FetchCall) -> _ConsumerReader | _Repl
         raise ApiError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "only a broker of the cluster fetches as a replica")
     if call.replica_epoch < broker.broker_epoch:
         raise ApiError(ErrorCode.STALE_BROKER_EPOCH, f"broker {call.replica_id} was started again since")
-    return _ReplicaReader(context, call)
+    return FollowerReader(
+        broker_id=call.replica_id,
+        broker_epoch=call.replica_epoch,
+        replicas=context.broker.replicas,
+        clock=context.broker.clock,
+        failed=lambda item, error: _failed(context, item, error),
+    )
 
 
 class _ConsumerReader:
-    """Reads what is committed."""
+    """Reads what is committed, as much as there is memory for. Where there is none the fetch waits for that, too."""
 
     is_replica = False
 
     def __init__(self, context: RequestContext, call: FetchCall) -> None:
         self._context = context
+        self._peer = context.peer
+        self._wake: Callable[[], None] | None = None
+        self._lacks_room = False
+        """There was once no memory for what could be read."""
         self._replicas = context.broker.replicas
         self._find = self._replicas.find_readable if context.version >= FOLLOWERS_SERVE_FROM else self._replicas.find
-        self._rack = call.rack_id if context.broker.is_rack_aware else ""
+        self._rack = call.rack_id if call.rack_id and context.broker.is_rack_aware else ""
 
     def holds_back(self, wanted: list[Wanted]) -> bool:  # noqa: ARG002 - as the other reader has it
         """A consumer gets at once what there is."""
@@ -104,6 +113,7 @@ class _ConsumerReader:
         outcome: _Outcome = []
         size_bytes = 0
         settled = False
+        asked_bytes = room = max_bytes
         find, rack = self._find, self._rack
         for item in wanted:
             try:
@@ -117,17 +127,31 @@ class _ConsumerReader:
                     continue
                 records: bytes | memoryview = b""
                 if item.fetch_offset != committed and size_bytes < max_bytes:
-                    read = partition.read(
-                        item.fetch_offset, min(item.max_bytes, max_bytes - size_bytes), at_least_one=size_bytes == 0
-                    )
-                    records = read.data
-                    size_bytes += len(records)
+                    if not size_bytes and self._peer is not None:
+                        room = self._peer.answer_room(self._context)
+                        max_bytes = min(asked_bytes, room)
+                    if room:
+                        read = partition.read(
+                            item.fetch_offset, min(item.max_bytes, max_bytes - size_bytes), at_least_one=size_bytes == 0
+                        )
+                        records = read.data
+                        size_bytes += len(records)
                 result = FetchResult(item.index, 0, committed, committed, partition.log.start_offset, records)
             except MillraceError as error:
                 result = _failed(self._context, item, error)
                 settled = True
             outcome.append((item, result))
+        if room < asked_bytes:
+            if not room:
+                self._lacks_room = True
+                self._wait_for_room()
+            elif size_bytes * 2 > room:
+                settled = True  # the next batch may not fit, however long it waits
         return outcome, size_bytes, settled
+
+    def _wait_for_room(self) -> None:
+        if self._peer is not None and self._wake is not None:
+            self._peer.when_room(self._context, self._wake)
 
     def _nearer(self, partition: Partition, offset: int) -> int | None:
         """An in-sync follower in the client's rack that has `offset`, unless this broker is in that rack itself."""
@@ -146,163 +170,20 @@ class _ConsumerReader:
         )
 
     def watch(self, wanted: list[Wanted], wake: Callable[[], None]) -> Callable[[], None]:
-        """Have `wake` called when something may have been committed; returns what ends that."""
+        """Have `wake` called when something may have been committed, or there may be room; returns what ends that."""
         marks = self._replicas.watermarks((item.key, item.index) for item in wanted)
         for mark in marks:
             mark.watch(wake)
-
-        def unwatch() -> None:
-            for mark in marks:
-                mark.unwatch(wake)
-
-        return unwatch
-
-
-class _ReplicaReader:
-    """Reads for a follower. Its offsets are noted at the first read: what it asks for later in a wait is the same.
-
-    What a quota holds back counts as not there; the wait ends when there may be room again. What is not enough yet
-    (`replication.gathering`) is not read at first: the wait ends when it is, or has lasted long enough.
-    """
-
-    is_replica = True
-
-    def __init__(self, context: RequestContext, call: FetchCall) -> None:
-        self._context = context
-        self._replicas = context.broker.replicas
-        self._broker_id = call.replica_id
-        self._broker_epoch = call.replica_epoch
-        self._wake: Callable[[], None] | None = None
-        self._timer: Timer | None = None
-        self._held_back_s = 0.0
-        self._taken: list[tuple[ReplicationQuota, int]] = []
-        self._gathering = self._replicas.gathering_for(call.replica_id)
-        self._wanted_bytes = 0
-        self._gathered_bytes = 0
-        self._only_note = False
-        """The next read takes note of the follower's offsets, and reads nothing."""
-        self._patience: Timer | None = None
-
-    def holds_back(self, wanted: list[Wanted]) -> bool:
-        """Whether the follower shall wait because more is about to come; asked once, before the first read."""
-        clock = self._context.broker.clock
-        self._wanted_bytes = wanted_bytes = self._gathering.wanted_bytes(clock.monotonic())
-        if not wanted_bytes:
-            return False
-        gathered_bytes = 0
-        for item in wanted:
-            partition = self._replicas.led(item.key, item.index)
-            if partition is not None and partition.is_open:
-                size_bytes = partition.log.bytes_after(item.fetch_offset)
-                if size_bytes is None:
-                    return False
-                gathered_bytes += size_bytes
-        self._gathered_bytes = gathered_bytes
-        self._only_note = gathered_bytes < wanted_bytes
-        return self._only_note
-
-    def read_all(self, wanted: list[Wanted], max_bytes: int) -> tuple[_Outcome, int, bool]:
-        """Read every wanted partition; the flag says that waiting would not make the answer any better."""
-        outcome: _Outcome = []
-        size_bytes = 0
-        settled = False
-        held_back_s = 0.0
-        only_note, self._only_note = self._only_note, False
-        flush_patience_s = self._gathering.longest_s if self._wanted_bytes else 0.0
-        self._give_back()
-        self._end_patience()
-        for item in wanted:
-            try:
-                partition = self._replicas.find(item.key, item.index)
-                partition.check_leader_epoch(item.current_leader_epoch)
-                room = 0 if only_note else max(min(item.max_bytes, max_bytes - size_bytes), 0)
-                quota = partition.leader_quota
-                wait_s = 0.0
-                if quota is not None and not partition.counts(self._broker_id):
-                    wait_s = quota.wait_s()
-                    held_back_s = max(held_back_s, wait_s)
-                read = partition.serve_follower(
-                    self._broker_id,
-                    self._broker_epoch,
-                    item.fetch_offset,
-                    item.last_fetched_epoch,
-                    0 if wait_s else room,
-                    at_least_one=size_bytes == 0 and not wait_s and not only_note,
-                    flush_patience_s=flush_patience_s,
-                    log_start=item.log_start_offset,
-                )
-                mark, start = partition.high_watermark.offset, partition.log.start_offset
-                if isinstance(read, ReadResult):
-                    size_bytes += len(read.data)
-                    if quota is not None:
-                        self._take(quota, len(read.data))
-                    result = FetchResult(item.index, 0, mark, mark, start, read.data)
-                    if 0 <= item.sent_start_offset < start:  # DeleteRecords waits for the follower to hear of it
-                        settled = True
-                else:
-                    result = FetchResult(item.index, 0, mark, mark, start, diverging=read)
-                    settled = True
-            except MillraceError as error:
-                result = _failed(self._context, item, error)
-                settled = True
-            outcome.append((item, result))
-        if not only_note:
-            self._gathering.answered(size_bytes)
-        self._held_back_s = held_back_s
-        if self._wake is not None:
-            self._wake_after(held_back_s)
-        return outcome, size_bytes, settled
-
-    def _take(self, quota: ReplicationQuota, size_bytes: int) -> None:
-        quota.take(size_bytes)
-        self._taken.append((quota, size_bytes))
-
-    def _give_back(self) -> None:
-        """A fetch that waits for more is read again: what it read before was not sent."""
-        for quota, size_bytes in self._taken:
-            quota.take(-size_bytes)
-        self._taken.clear()
-
-    def _wake_after(self, seconds: float) -> None:
-        """End the wait then, or (0.0) only when something is appended."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if seconds and self._wake is not None:
-            self._timer = self._context.broker.clock.call_later(seconds, self._wake)
-
-    def _end_patience(self) -> None:
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
-
-    def watch(self, wanted: list[Wanted], wake: Callable[[], None]) -> Callable[[], None]:
-        """Have `wake` called when enough was appended, or a moment after anything was; returns what ends that."""
-        partitions = [
-            partition for item in wanted if (partition := self._replicas.led(item.key, item.index)) is not None
-        ]
-        clock = self._context.broker.clock
-
-        def grown(size_bytes: int) -> None:
-            self._gathered_bytes += size_bytes
-            if not size_bytes or self._gathered_bytes >= self._wanted_bytes:
-                wake()
-            elif self._patience is None:
-                self._patience = clock.call_later(self._gathering.longest_s, wake)
-
-        for partition in partitions:
-            partition.end_watchers.add(grown)
-        if self._gathered_bytes:
-            self._patience = clock.call_later(self._gathering.longest_s, wake)
         self._wake = wake
-        self._wake_after(self._held_back_s)
+        if self._lacks_room:
+            self._wait_for_room()
 
         def unwatch() -> None:
             self._wake = None
-            self._wake_after(0.0)
-            self._end_patience()
-            for partition in partitions:
-                partition.end_watchers.discard(grown)
+            if self._lacks_room and self._peer is not None:
+                self._peer.forget_room(wake)
+            for mark in marks:
+                mark.unwatch(wake)
 
         return unwatch
 
@@ -330,7 +211,7 @@ class _LongPoll(Promise[FetchReply | Exception]):
         call: FetchCall,
         fetching: Fetching,
         max_bytes: int,
-        reader: _ConsumerReader | _ReplicaReader,
+        reader: _ConsumerReader | FollowerReader[Wanted],
     ) -> None:
         super().__init__()
         self._replicas = context.broker.replicas

@@ -243,6 +243,8 @@ class _Fetch:
     errors: Outcomes = field(default_factory=dict)
     is_over: bool = False
     """Whether the time to wait is up."""
+    lacks_room: bool = False
+    """Whether there was no memory for any records; see `server.answers`."""
 
     async def run(self, wanted: list[TopicPartitionId]) -> None:
         """Acquire what there is, and wait where that is too little: for records, and for what has yet to be loaded."""
@@ -297,6 +299,10 @@ class _Fetch:
         request = self.request
         records = request.max_records
         size_bytes = min(request.max_bytes, self.context.broker.fetch_max_bytes)
+        if self.context.peer is not None:
+            room = self.context.peer.answer_room(self.context)
+            self.lacks_room = not room
+            size_bytes = min(size_bytes, room)
         strict = request.share_acquire_mode == AcquireMode.RECORD_LIMIT
         mode = AcquireMode.RECORD_LIMIT if strict else AcquireMode.BATCH_OPTIMIZED
         for partition in self.partitions:
@@ -312,10 +318,11 @@ class _Fetch:
                 self.fetched[name] = found
                 records -= found.count
                 size_bytes -= len(found.records)
+                self.context.reserve(len(found.records))
 
     async def _wait(self, loading: Iterable[asyncio.Task[None]], seconds: float) -> None:
-        """Wait for `min_bytes`, then for a record. Cancelled, it leaves no watcher behind."""
-        broker = self.context.broker
+        """Wait for `min_bytes`, then for a record, and for memory. Cancelled, it leaves no watcher behind."""
+        broker, peer = self.context.broker, self.context.peer
         loop = asyncio.get_running_loop()
         moved: asyncio.Future[None] = loop.create_future()
         watched: list[SharePartition] = []
@@ -337,11 +344,15 @@ class _Fetch:
                     watched.append(partition)
                     partition.watchers.add(wake)
                     partition.partition.high_watermark.watch(wake)
+                if self.lacks_room and peer is not None:
+                    peer.when_room(self.context, wake)
                 await moved
                 moved = loop.create_future()
                 self._read_enough()
         finally:
             timer.cancel()
+            if peer is not None:
+                peer.forget_room(wake)
             for task in loading:
                 task.remove_done_callback(wake)
             for partition in watched:

@@ -163,8 +163,8 @@ class _Place:
     """The same as it is sent next."""
     failures: int = 0
     not_before: float = 0.0
-    is_unflushed: bool = False
-    """Whether it waits for nothing but the disk."""
+    unflushed_since: float | None = None
+    """Since when it waits for nothing but the disk."""
     trouble: str = ""
     """Why it could not be copied the last time, as it was logged."""
     is_behind: bool = True
@@ -287,7 +287,7 @@ class _Session:
         self._epoch = 0
         for place in self._places.values():
             place.sent = None
-            place.failures, place.not_before, place.is_unflushed = 0, 0.0, False
+            place.failures, place.not_before, place.unflushed_since = 0, 0.0, None
 
     def end(self) -> None:
         self._ended = True
@@ -340,7 +340,7 @@ class _Session:
                 if wait_s <= 0:
                     return
                 pause_s = min(pause_s, wait_s)
-            await self._sleep(pause_s, [place for place in self._places.values() if place.is_unflushed])
+            await self._sleep(pause_s, [place for place in self._places.values() if place.unflushed_since is not None])
 
     async def _sleep(self, seconds: float, unflushed: Iterable[_Place]) -> None:
         """Until the time is up, one of these partitions was flushed, or the session ends."""
@@ -362,19 +362,14 @@ class _Session:
         It failed, it is not on disk yet, or it has used its quota.
         """
         wait_s = place.not_before - now
-        if wait_s > 0 and not place.is_unflushed:
+        if wait_s > 0 and place.unflushed_since is None:
             return wait_s
         partition = place.partition
         try:
             place.position = (*partition.fetch_position(), partition.log.start_offset)
             if place.position != place.sent and not partition.is_flushed:
-                if wait_s <= 0:
-                    place.is_unflushed = True
-                    partition.log.flush_soon()  # whoever made it wait for the disk may not have asked for that
-                    self._delay(place)
-                return place.not_before - now
-            if place.is_unflushed:
-                place.is_unflushed, place.failures = False, 0
+                return self._wait_for_flush(place, now)
+            place.unflushed_since = None
         except Exception as error:  # noqa: BLE001 - of one log: the others go on
             self._failed(place, error)
             return place.not_before - now
@@ -382,6 +377,16 @@ class _Session:
         if quota is not None and place.is_behind and self._owner.broker_id not in partition.state.isr:
             return max(quota.wait_s(), 0.0)
         return 0.0
+
+    def _wait_for_flush(self, place: _Place, now: float) -> float:
+        """How long a partition is left out that is not on disk yet: a tenth of the time that it takes already."""
+        if place.unflushed_since is None:
+            place.unflushed_since = now
+            place.partition.log.flush_soon()  # whoever made it wait for the disk may not have asked for that
+        if place.not_before <= now:
+            patience_s = max((now - place.unflushed_since) / 10, FIRST_PAUSE_S)
+            place.not_before = now + min(patience_s, self._owner.settings.max_pause_s)
+        return place.not_before - now
 
     def _is_current(self, place: _Place) -> bool:
         partition = place.partition
@@ -471,7 +476,7 @@ class _Session:
             level = logging.WARNING if isinstance(error, ApiError) else logging.ERROR
             trace = None if isinstance(error, MillraceError) else error
             logger.log(level, "%r cannot be copied, and is tried again: %s", place.partition, text, exc_info=trace)
-        place.is_unflushed = False
+        place.unflushed_since = None
         self._delay(place)
 
     def _delay(self, place: _Place) -> None:

@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
-from millrace.errors import ApiError, ErrorCode
+from millrace.errors import ApiError, ErrorCode, StorageError
 from millrace.metadata.deltas import PartitionState
 from millrace.model import NO_BROKER, NO_EPOCH
 from millrace.records.batch import read_header, split
@@ -30,7 +30,8 @@ from millrace.storage.settings import FlushMode, LogConfig
 if TYPE_CHECKING:
     from millrace.clock import Clock
     from millrace.replication.throttle import ReplicationQuota
-    from millrace.storage.log import Appended, Log, ReadResult
+    from millrace.storage.log import Appended, Log
+    from millrace.storage.reading import ReadResult
     from millrace.storage.recovery import LogPosition
 
 SETTLING_S: Final = 2.0
@@ -78,6 +79,10 @@ class Partition:
         """What followers that are behind read is limited by it; None, nearly always, where there is no limit."""
         self.follower_quota: ReplicationQuota | None = None
         """The same for what this replica fetches while it is behind."""
+        self.is_full = False
+        """Whether it takes no more records, because its disk is full."""
+        self.write_failed: Callable[[StorageError], object] = _nobody
+        """Called when a record could not be written."""
         self.is_eligible: Callable[[int, int], bool] = _anybody
         """Whether a broker, in this incarnation (-1: any), may be in the ISR: the image knows it and it is alive."""
         self._open_log = open_log
@@ -261,6 +266,8 @@ class Partition:
         """Append whole batches now; the caller asks `when_committed` if it wants more than that."""
         if not self.is_leader:
             raise self.not_leader()
+        if self.is_full:
+            raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, "the disk of this partition's leader is full")
         log = self.log
         try:
             appended = log.append(
@@ -268,6 +275,9 @@ class Partition:
             )
         except ApiError as error:
             raise self._retriable_gap(error) from None
+        except StorageError as error:
+            self.write_failed(error)
+            raise
         if self._alone:
             if log.config.flush_mode is not FlushMode.GROUP:
                 self._commit(log.end)
@@ -482,7 +492,11 @@ class Partition:
             if log.end_offset == start_offset and (first := read_header(piece).base_offset) < start_offset:
                 # The leader's log begins within this batch: so does this one, which has nothing yet.
                 log.reset_to(first)
-            log.append_as_follower(piece)
+            try:
+                log.append_as_follower(piece)
+            except StorageError as error:
+                self.write_failed(error)
+                raise
             if log.start_offset < start_offset:
                 log.delete_records_before(start_offset)
 
@@ -617,6 +631,10 @@ class Partition:
 
 def _anybody(_broker_id: int, _broker_epoch: int) -> bool:
     return True
+
+
+def _nobody(_error: StorageError) -> None:
+    """Tells nobody."""
 
 
 def _pieces(records: memoryview, end_offset: int, segment_bytes: int) -> Iterator[memoryview]:

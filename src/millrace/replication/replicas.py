@@ -217,6 +217,18 @@ class Replicas:
                 partition.high_watermark.fail(lost)
                 self.followed.forget(partition)
 
+    def directory_space_changed(self, directory: LogDirectory) -> None:
+        """A directory is full, or has space again: its replicas take no more records, or take them again."""
+        for place in directory.logs:
+            partition = self._held.get(place)
+            if partition is not None:
+                self._note_space(place, partition)
+                if not partition.is_leader:
+                    self._follow(place, partition)
+
+    def _note_space(self, place: TopicPartition, partition: Partition) -> None:
+        partition.is_full = place.topic not in INTERNAL_TOPICS and self._log_dirs.is_full(place)
+
     def misplaced(self) -> list[Placement]:
         """The replicas that do not lie where the image says: moved, damaged, or gone."""
         found = []
@@ -356,17 +368,27 @@ class Replicas:
         if partition is None:
             partition = self._held[place] = self._make(topic, index)
         self._compare_place(place, partition, state)
+        self._note_space(place, partition)
         if state.leader == self._broker_id:
             self.followed.forget(partition)
             partition.lead(state)
             return
         partition.follow(state)
-        if self._is_here(state):
-            if partition.open_log is not None and self._is_hopeless(place, partition.open_log):
-                partition.forget_log()
-            self.followed.assign(partition)
-        else:
+        self._follow(place, partition)
+
+    def _follow(self, place: TopicPartition, partition: Partition) -> None:
+        """Fetch for a follower, if it can take what comes.
+
+        One whose disk is full goes on while it is in the ISR: commits wait for it, and what its leader has taken still
+        finds room in the reserve.
+        """
+        has_room = not partition.is_full or self._broker_id in partition.state.isr
+        if not has_room or not self._is_here(partition.state):
             self.followed.forget(partition)
+            return
+        if partition.open_log is not None and self._is_hopeless(place, partition.open_log):
+            partition.forget_log()
+        self.followed.assign(partition)
 
     def _compare_place(self, place: TopicPartition, partition: Partition, state: PartitionState) -> None:
         """Have the controller told where a replica lies, where the image says something else."""
@@ -394,6 +416,7 @@ class Replicas:
         partition.min_insync_replicas = config.min_insync_replicas
         self._limit(partition, config)
         partition.wants_isr = self.wants_isr
+        partition.write_failed = lambda error: self._log_dirs.note_failed_write(place, error)
         partition.is_eligible = lambda broker_id, broker_epoch: (
             broker_id in partition.state.replicas
             and may_be_in_sync(self._image, topic.name, partition.state, broker_id, broker_epoch)
@@ -430,7 +453,10 @@ class Replicas:
             logger.error("the log of %s is gone, and is fetched again from its leader", place)
             self._log_dirs.give_up_missing(place)
         directory = UNASSIGNED_DIRECTORY if state is None else state.directory_of(self._broker_id)
-        return self._log_dirs.create_log(place, topic_id, config, directory)
+        log = self._log_dirs.create_log(place, topic_id, config, directory)
+        if partition is not None:
+            self._note_space(place, partition)
+        return log
 
     def _is_hopeless(self, place: TopicPartition, log: Log) -> bool:
         partition = self._held.get(place)

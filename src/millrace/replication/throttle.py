@@ -5,7 +5,7 @@ that topics name. A quota is a bucket that fills at the rate: while something is
 what it takes, if need be more than there is; what is missing has to flow in before the next. So a fetch is never cut
 in pieces, and the rate holds over time.
 
-Not here: who asks. `handlers.fetch` and `follower` do, and both let replicas pass that are in sync: what clients wait
+Not here: who asks. `serving` and `follower` do, and both let replicas pass that are in sync: what clients wait
 for is never held back. Owner: the event loop.
 """
 

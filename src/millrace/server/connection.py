@@ -7,6 +7,9 @@ request starts. Replies leave in the order of their requests whatever order they
 Back-pressure: nothing is read from a peer that does not read its replies, that has too many requests waiting, or while
 the broker's memory budget is used up. A peer that breaks the protocol is closed at once; nobody else notices.
 
+What replies weigh is counted (`answers`) from when they are ready until the kernel has the last byte: until then the
+transport keeps all of them. Beyond that a connection has `WRITE_BUFFER_HIGH_BYTES` which nobody counts.
+
 What is not here: the meaning of any request (`handlers`), accepting sockets (`listener`).
 """
 
@@ -30,6 +33,7 @@ from millrace.wire.keys import ApiKey
 
 if TYPE_CHECKING:
     from millrace.handlers.registry import Api, Buffers
+    from millrace.server.answers import AnswerRoom
     from millrace.server.flow import ConnectionLimits, MemoryBudget
 
 log = logging.getLogger(__name__)
@@ -43,8 +47,8 @@ REFUSAL_GRACE_S: Final = 0.5
 """How long a peer that broke the protocol is kept for the answers to what it asked before."""
 KEEPALIVE: Final = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 4))
 """A peer that vanished without a word is noticed within two minutes, even while a long poll waits for it."""
-WRITE_BUFFER_HIGH_BYTES: Final = 1024 * 1024
-WRITE_BUFFER_LOW_BYTES: Final = 256 * 1024
+WRITE_BUFFER_HIGH_BYTES: Final = 64 * 1024
+WRITE_BUFFER_LOW_BYTES: Final = 0
 
 NO_REPLY: Final[Buffers] = ()
 
@@ -52,11 +56,15 @@ NO_REPLY: Final[Buffers] = ()
 class _Reply:
     """The place in line of one request whose answer is not ready yet."""
 
-    __slots__ = ("buffers", "size_bytes")
+    __slots__ = ("answer_bytes", "buffers", "context", "size_bytes")
 
-    def __init__(self, size_bytes: int, buffers: Buffers | None = None) -> None:
+    def __init__(self, size_bytes: int, context: RequestContext | None = None) -> None:
+        self.context = context
         self.size_bytes = size_bytes
-        self.buffers = buffers
+        """Of the request."""
+        self.answer_bytes = 0
+        """Of the answer, where it is counted: a small one that leaves at once is not."""
+        self.buffers: Buffers | None = None
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -69,6 +77,7 @@ class Connection(asyncio.BufferedProtocol):
         services: Services,
         listener: str,
         budget: MemoryBudget,
+        answers: AnswerRoom,
         limits: ConnectionLimits,
         max_frame_bytes: int,
         spawn: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]],
@@ -78,6 +87,7 @@ class Connection(asyncio.BufferedProtocol):
         self._services = services
         self._listener = listener
         self._budget = budget
+        self._answers = answers
         self._limits = limits
         self._reader = FrameReader(max_frame_bytes)
         self._spawn = spawn
@@ -88,7 +98,13 @@ class Connection(asyncio.BufferedProtocol):
         self._requests: deque[memoryview | ProtocolError] = deque()
         """Whole requests that have not begun; an error in their place closes the connection when its turn comes."""
         self._waiting_bytes = 0
+        self._reserved_bytes = 0
+        """For answers that are being made."""
+        self._ready_bytes = 0
+        """Of answers that wait for their turn."""
         self._unsent_bytes = 0
+        """Of answers that the transport has, in whole or in part."""
+        self._taken_bytes = 0
         self._replies: deque[_Reply] = deque()
         self._work: set[asyncio.Task[Any] | Promise[Any]] = set()
         self._sending = False
@@ -117,6 +133,40 @@ class Connection(asyncio.BufferedProtocol):
         """A request is being handled, a long poll perhaps: that is not idleness."""
         return bool(self._replies)
 
+    # --------------------------------------------------------------------------------------------- memory for answers
+
+    @property
+    def held_bytes(self) -> int:
+        return self._ready_bytes + self._unsent_bytes
+
+    @property
+    def taken_bytes(self) -> int:
+        taken_bytes = self._taken_bytes
+        if self._unsent_bytes and self._transport is not None:
+            taken_bytes += max(self._unsent_bytes - self._transport.get_write_buffer_size(), 0)
+        return taken_bytes
+
+    def answer_room(self, context: RequestContext) -> int:
+        return self._answers.room() if self._may_answer(context) else 0
+
+    def when_room(self, context: RequestContext, wake: Callable[[], None]) -> None:
+        self._answers.line_up(wake, lambda: self._may_answer(context))
+
+    def _may_answer(self, context: RequestContext) -> bool:
+        """Whether the peer has taken what there is; what waits for the very answer that is to be made is not there."""
+        return not self._write_paused and (
+            self._ready_bytes <= WRITE_BUFFER_HIGH_BYTES
+            or (bool(self._replies) and self._replies[0].context is context)
+        )
+
+    def forget_room(self, wake: Callable[[], None]) -> None:
+        self._answers.leave_line(wake)
+
+    def reserve(self, size_bytes: int) -> None:
+        if self._transport is not None:
+            self._reserved_bytes += size_bytes
+            self._answers.take(size_bytes)
+
     # ------------------------------------------------------------------------------------------- transport callbacks
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -129,6 +179,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.abort()
             return
         self._admitted = True
+        self._answers.holders.add(self)
         self._transport.set_write_buffer_limits(WRITE_BUFFER_HIGH_BYTES, WRITE_BUFFER_LOW_BYTES)
         peer_socket = transport.get_extra_info("socket")
         if peer_socket is not None and peer_socket.family in (socket.AF_INET, socket.AF_INET6):
@@ -145,12 +196,16 @@ class Connection(asyncio.BufferedProtocol):
         for work in tuple(self._work):
             work.cancel()
         self._requests.clear()
-        self._budget.give_back(self._waiting_bytes + self._partial_bytes + self._unsent_bytes)
-        self._waiting_bytes = self._partial_bytes = self._unsent_bytes = 0
+        self._budget.give_back(self._waiting_bytes + self._partial_bytes)
+        self._waiting_bytes = self._partial_bytes = 0
         for reply in self._replies:
             self._budget.end_serving(reply.size_bytes)
         self._replies.clear()
         self._transport = None
+        held_bytes = self._reserved_bytes + self.held_bytes
+        self._reserved_bytes = self._ready_bytes = self._unsent_bytes = 0
+        self._answers.left(self)
+        self._answers.give_back(held_bytes)
         for tell in tuple(self.on_lost.values()):
             tell()
         self._on_closed(self)
@@ -188,16 +243,13 @@ class Connection(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         self._write_paused = True
-        if self._transport is not None:
-            # Answers that a slow reader leaves with us are memory too.
-            self._unsent_bytes = self._transport.get_write_buffer_size()
-            self._budget.take(self._unsent_bytes)
         self._hold_reading()
 
     def resume_writing(self) -> None:
         self._write_paused = False
         unsent_bytes, self._unsent_bytes = self._unsent_bytes, 0
-        self._budget.give_back(unsent_bytes)
+        self._taken_bytes += unsent_bytes
+        self._answers.give_back(unsent_bytes)
         self._advance()
         self._maybe_resume_reading()
 
@@ -293,40 +345,45 @@ class Connection(asyncio.BufferedProtocol):
         except Exception as error:  # noqa: BLE001 - the dispatch boundary
             self._answer_now(self._failure(api, header, error), size_bytes)
             return
-        reply = _Reply(size_bytes)
+        reply = _Reply(size_bytes, context)
         self._replies.append(reply)
         self._gated = not api.overlaps
         if isinstance(result, Promise):
             self._work.add(result)
-            result.then(lambda answer: self._complete(result, reply, api, header, answer))
+            result.then(lambda answer: self._complete(result, reply, api, answer))
         else:
             task = self._spawn(result)
             self._work.add(task)
-            task.add_done_callback(partial(self._finish, reply, api, header))
+            task.add_done_callback(partial(self._finish, reply, api))
 
-    def _finish(self, reply: _Reply, api: Api, header: RequestHeader, task: asyncio.Task[Any]) -> None:
+    def _finish(self, reply: _Reply, api: Api, task: asyncio.Task[Any]) -> None:
         """Take the result of an async handler; cancelled only when the connection is gone."""
         if not task.cancelled():
             error = task.exception()
-            self._complete(task, reply, api, header, task.result() if error is None else error)
+            self._complete(task, reply, api, task.result() if error is None else error)
 
-    def _complete(
-        self, work: asyncio.Task[Any] | Promise[Any], reply: _Reply, api: Api, header: RequestHeader, outcome: Any
-    ) -> None:
+    def _complete(self, work: asyncio.Task[Any] | Promise[Any], reply: _Reply, api: Api, outcome: Any) -> None:
         """Put an answer, or what an exception is answered with, in its place."""
         self._work.discard(work)
         if self._transport is None:
             return
+        context = reply.context
+        assert context is not None
+        header = context.header
         try:
             try:
                 if isinstance(outcome, BaseException):
                     raise outcome
-                reply.buffers = self._encode(api, header, outcome)
+                buffers = self._encode(api, header, outcome)
             except Exception as error:  # noqa: BLE001 - the dispatch boundary
-                reply.buffers = self._failure(api, header, error)
+                buffers = self._failure(api, header, error)
         except ProtocolError as refusal:
             self._refuse(refusal)
             return
+        self._keep_ready(reply, buffers)
+        if context.reserved_bytes:
+            self._reserved_bytes -= context.reserved_bytes
+            self._answers.give_back(context.reserved_bytes)
         if not api.overlaps:
             self._gated = False
         if not self._sending:
@@ -358,19 +415,43 @@ class Connection(asyncio.BufferedProtocol):
 
     def _answer_now(self, buffers: Buffers, size_bytes: int) -> None:
         if self._replies:
-            self._replies.append(_Reply(size_bytes, buffers))
+            reply = _Reply(size_bytes)
+            self._replies.append(reply)
+            self._keep_ready(reply, buffers)
             return
         self._write(buffers)
+        if self._write_paused:
+            answer_bytes = sum(map(len, buffers))
+            self._unsent_bytes += answer_bytes
+            self._answers.take(answer_bytes)
         self._budget.end_serving(size_bytes)
+
+    def _keep_ready(self, reply: _Reply, buffers: Buffers) -> None:
+        reply.buffers = buffers
+        answer_bytes = sum(map(len, buffers))
+        if answer_bytes > WRITE_BUFFER_HIGH_BYTES or self._replies[0] is not reply:
+            reply.answer_bytes = answer_bytes
+            self._ready_bytes += answer_bytes
+            self._answers.take(answer_bytes)
 
     def _send_ready(self) -> None:
         self._sending = False
         replies = self._replies
         together: list[bytes | bytearray | memoryview] = []
+        answer_bytes = 0
         while replies and (buffers := replies[0].buffers) is not None:
+            reply = replies.popleft()
             together += buffers
-            self._budget.end_serving(replies.popleft().size_bytes)
+            answer_bytes += reply.answer_bytes
+            self._budget.end_serving(reply.size_bytes)
         self._write(together)
+        if answer_bytes:
+            self._ready_bytes -= answer_bytes
+            if self._write_paused:
+                self._unsent_bytes += answer_bytes
+            else:
+                self._taken_bytes += answer_bytes
+                self._answers.give_back(answer_bytes)
         if self._draining and not replies:
             self.close()
         else:

@@ -1,11 +1,11 @@
-"""Bounds on what a broker holds for its peers: bytes of requests in flight, connections in all and per address.
+"""Bounds on what a broker holds for its peers: memory, and connections in all and per address.
 
-`MemoryBudget` counts bytes of requests from the moment they arrive until their reply is handed to the socket, and
-answers that a slow reader leaves with us. Over the budget, connections stop reading and line up; they go on in that
-order as bytes are given back. While whole requests hold less than half of it, the first in the line is let through all
-the same: the rest then lies in half-received requests and unread answers, which may never give anything back, and a
-broker full of them would otherwise wait for itself for ever. At twice the budget that ends, too: whoever sends then is
-closed.
+`MemoryBudget` counts bytes of requests from the moment they arrive until their reply is handed to the socket, and bytes
+of answers that peers have not taken; `answers` sees to it that these leave a quarter. Over the budget, connections stop
+reading and line up; they go on in that order as bytes are given back. While whole requests hold less than half of it,
+the first in the line is let through all the same: the rest then lies in half-received requests and unread answers,
+which may never give anything back, and a broker full of them would otherwise wait for itself for ever. At twice the
+budget that ends, too: whoever sends then is closed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ DEFAULT_BUDGET_BYTES: Final = 256 * 1024 * 1024
 
 
 class MemoryBudget:
-    """Bytes of requests in flight, shared by all connections of a broker."""
+    """Bytes of requests in flight and unread answers, shared by all connections of a broker."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
@@ -74,9 +74,9 @@ class MemoryBudget:
 
 
 class ConnectionLimits:
-    """How many connections there may be, in all and from one address."""
+    """How many connections there may be, in all and from one address; both may change, and hold for whoever is new."""
 
-    def __init__(self, total: int, per_host: int) -> None:
+    def __init__(self, total: Callable[[], int], per_host: Callable[[], int]) -> None:
         self._total = total
         self._per_host = per_host
         self._open: Counter[str] = Counter()
@@ -84,10 +84,10 @@ class ConnectionLimits:
 
     def admit(self, host: str) -> str | None:
         """Count one more connection, or say why it may not be."""
-        if self.count >= self._total:
-            return f"max.connections is {self._total}"
-        if self._open[host] >= self._per_host:
-            return f"max.connections.per.ip is {self._per_host}"
+        if self.count >= (total := self._total()):
+            return f"max.connections is {total}"
+        if self._open[host] >= (per_host := self._per_host()):
+            return f"max.connections.per.ip is {per_host}"
         self._open[host] += 1
         self.count += 1
         return None

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from millrace.clock import Clock
     from millrace.handlers.context import Services
     from millrace.handlers.registry import Api
+    from millrace.server.answers import AnswerRoom
     from millrace.server.flow import ConnectionLimits, MemoryBudget
 
 log = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ class Listener:
         apis: Mapping[int, Api],
         services: Services,
         budget: MemoryBudget,
+        answers: AnswerRoom,
         limits: ConnectionLimits,
         max_frame_bytes: int,
         max_idle_ms: int,
@@ -52,6 +54,7 @@ class Listener:
         self._apis = apis
         self._services = services
         self._budget = budget
+        self._answers = answers
         self._limits = limits
         self._max_frame_bytes = max_frame_bytes
         self._max_idle_ms = max_idle_ms
@@ -108,6 +111,7 @@ class Listener:
             services=self._services,
             listener=self.name,
             budget=self._budget,
+            answers=self._answers,
             limits=self._limits,
             max_frame_bytes=self._max_frame_bytes,
             spawn=self._spawn,
@@ -128,7 +132,7 @@ class Listener:
                 connection.idle_since_mark = not connection.waiting
                 if connection.idle_marks > IDLE_SWEEPS:
                     log.info("closing %r: idle for %d ms", connection, self._max_idle_ms)
-                    connection.close()
+                    connection.abort()  # not `close`: what a peer does not read would never have left
 
     def stop_accepting(self) -> None:
         for server in self._servers:

@@ -19,12 +19,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from millrace.errors import StorageError
+from millrace.errors import DiskFullError, StorageError
 from millrace.records.compression import Buffer
+from millrace.storage.space import Space
 
 DEFAULT_MAX_OPEN: Final = 512
 _OPEN: Final = os.O_RDWR | os.O_CLOEXEC
 _CREATE: Final = _OPEN | os.O_CREAT
+_NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class DiskFile:
@@ -260,7 +262,22 @@ class Files:
         except OSError:
             return 0
 
+    def space(self, path: Path) -> Space | None:
+        """What is left on the disk of a directory; None where it does not tell."""
+        try:
+            stats = self.sys_statvfs(path)
+        except OSError:
+            return None
+        return Space(
+            stats.f_blocks * stats.f_frsize,
+            stats.f_bavail * stats.f_frsize,
+            stats.f_favail if stats.f_files else -1,
+        )
+
     # --- the operating system: what a faulty twin overrides -----------------------------------------------------------
+
+    def sys_statvfs(self, path: Path) -> os.statvfs_result:
+        return os.statvfs(path)
 
     def sys_open(self, path: Path, flags: int) -> int:
         return os.open(path, flags, 0o644)
@@ -358,4 +375,5 @@ class Files:
 
 
 def _failed(what: str, path: Path, error: OSError) -> StorageError:
-    return StorageError(f"cannot {what} {path}: {error.strerror or error}")
+    kind = DiskFullError if error.errno in _NO_SPACE else StorageError
+    return kind(f"cannot {what} {path}: {error.strerror or error}")

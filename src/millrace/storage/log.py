@@ -4,6 +4,10 @@ The files of a partition's directory and who owns each: `<base>.log` with its in
 `<offset>.snapshot` (`producers`), `leader-epoch-checkpoint` (`epochs`, `checkpoint`), `partition.metadata`
 (`checkpoint`). What is believed of them after a crash: `recovery`.
 
+What a log is made of has rooms of its own: the list of segments (`segments`), reads (`reading`), the order of names
+when something is cut or replaced (`rewriting`), what waits for a sync (`unsynced`). Here is what they have in common:
+the offsets where the log starts, ends and is flushed, its epochs and producers, and its settings.
+
 Not here: who may read up to where (the high watermark), waiting, replication, and threads: a `Log` is synchronous and
 belongs to the event loop. Syncing is two steps, `begin_flush` on the loop and `FlushTicket.run` in any thread, so that
 a flusher can group many logs (`ticket`, `flusher`).
@@ -17,17 +21,16 @@ Invariants:
 from __future__ import annotations
 
 import logging
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from millrace.clock import Clock
-from millrace.errors import ApiError, CorruptLogError, ErrorCode, StorageError
+from millrace.errors import ApiError, ErrorCode, StorageError
 from millrace.model import NO_TIMESTAMP
 from millrace.records.batch import (
     HEADER_BYTES,
-    LOG_OVERHEAD_BYTES,
     STAMP,
     STAMP_BYTES,
     Batch,
@@ -43,40 +46,33 @@ from millrace.records.compression import Buffer
 from millrace.records.control import decode_end_marker
 from millrace.records.decode import check_records
 from millrace.records.encode import recompress
-from millrace.storage import checkpoint, recovery, swap
+from millrace.storage import checkpoint, recovery, rewriting, swap
 from millrace.storage.compaction import LogFacts, SegmentFacts
 from millrace.storage.compaction_job import Cleaned
 from millrace.storage.epochs import LeaderEpochs
-from millrace.storage.files import DiskFile, Files
+from millrace.storage.files import Files
 from millrace.storage.index import TIME_ENTRY_BYTES
 from millrace.storage.producers import ProducerEntry, Producers
+from millrace.storage.reading import Reading, ReadResult
 from millrace.storage.recovery import LogPosition, LogState
 from millrace.storage.retention import SegmentAge, expired_segments
 from millrace.storage.segment import (
-    CLEANED_SUFFIX,
-    DELETED_SUFFIX,
-    INDEX_SUFFIX,
     LOG_SUFFIX,
     MAX_RELATIVE_OFFSET,
-    OFFSET_DIGITS,
-    PLACE,
-    PLACE_BYTES,
     SNAPSHOT_SUFFIX,
-    TIME_INDEX_SUFFIX,
-    TXN_INDEX_SUFFIX,
     IndexCache,
     Segment,
     file_name,
-    is_offset_file,
 )
+from millrace.storage.segments import Segments
 from millrace.storage.settings import FlushMode, LogConfig
 from millrace.storage.ticket import FlushTicket
 from millrace.storage.timesearch import FoundOffset, Searched, first_at_or_after, with_largest_timestamp
 from millrace.storage.txnindex import AbortedTransaction
+from millrace.storage.unsynced import Unsynced
 
 logger = logging.getLogger(__name__)
 
-_MAX_HINTS: Final = 256
 _ASK_ALWAYS: Final = -2
 
 
@@ -88,13 +84,6 @@ class Appended(NamedTuple):
     log_append_time_ms: int
     start_offset: int
     duplicate: bool
-
-
-class ReadResult(NamedTuple):
-    """Whole batches, and the offset to read next."""
-
-    data: bytes | memoryview
-    next_offset: int
 
 
 class LogLayout(NamedTuple):
@@ -144,20 +133,15 @@ class Log:
         self._state = state
         self._cache = cache
         self._loaded = False
-        self._segments: list[Segment] = []
-        self._bases: list[int] = []
-        self._active: Segment
+        self._segments = Segments(files, directory, cache, config.index_interval_bytes)
+        self._reading = Reading(self._segments)
         self._end = LogPosition(self.end_offset, 0, 0)
         self._flushed = self._end
         self._epochs = LeaderEpochs()
         self._latest_epoch = -1
         self._producers = Producers()
         self._snapshot_offset = -1
-        self._hints: dict[int, tuple[Segment, int]] = {}
-        self._unsynced: dict[Segment, None] = {}
-        self._unsynced_directories: dict[Path, None] = {}
-        self._unsynced_files: list[Path] = []
-        self._rolled = False
+        self._unsynced = Unsynced()
         self._generation = 0
         self._swaps = 0
         self._set_config(config)
@@ -230,7 +214,7 @@ class Log:
     def size_bytes(self) -> int:
         """The size of all segments; does not open a log that was not used yet."""
         if self._loaded:
-            return sum(segment.size_bytes for segment in self._segments)
+            return self._segments.size_bytes
         return sum(
             self._files.size_of(self.directory / name) or 0
             for name in self._files.names(self.directory)
@@ -265,7 +249,8 @@ class Log:
         log_append_time_ms = NO_TIMESTAMP
         if from_client:
             header = validate_produced(records, self._limits, now_ms)
-            if header[9] >= 0:
+            producer_id = header.producer_id
+            if producer_id >= 0:
                 original = self._producers.check(header)
                 if original is not None:
                     if self.config.timestamp_type is TimestampType.LOG_APPEND:
@@ -278,21 +263,22 @@ class Log:
                 header, records, head_bytes = self._prepare(header, records, now_ms)
         else:
             header = self._check_internal(records)
+            producer_id = header.producer_id
             head_bytes = STAMP_BYTES
         size = len(records)
-        max_timestamp_ms = header[8]
+        max_timestamp_ms = header.max_timestamp_ms
         base_offset = self.end_offset
-        last_offset = base_offset + header[6]
-        segment = self._active
+        last_offset = base_offset + header.last_offset_delta
+        segment = self._segments.active
         if (
             segment.size_bytes + size > self._roll_check_bytes
             or max_timestamp_ms > self._roll_after_ms
             or last_offset - segment.base_offset > MAX_RELATIVE_OFFSET
         ) and self._should_roll(size, max_timestamp_ms, last_offset, now_ms):
             segment = self.roll()
-        view = memoryview(records)
+        view = records if type(records) is memoryview else memoryview(records)
         if head_bytes == STAMP_BYTES:
-            head = STAMP.pack(base_offset, header[1], leader_epoch)
+            head = STAMP.pack(base_offset, header.batch_length, leader_epoch)
         else:
             head = header._replace(base_offset=base_offset, leader_epoch=leader_epoch).pack()
             if header.timestamp_type is TimestampType.LOG_APPEND:
@@ -306,11 +292,11 @@ class Log:
         segment.note(last_offset, max_timestamp_ms, size)
         if leader_epoch != self._latest_epoch:
             self._assign_epoch(leader_epoch, base_offset)
-        if header[9] >= 0:
+        if producer_id >= 0:
             self._note_producer(header, base_offset, records, segment, now_ms)
         self.end_offset = end_offset = last_offset + 1
         self._end = LogPosition(end_offset, segment.base_offset, position + size)
-        self._unsynced[segment] = None
+        self._unsynced.segments[segment] = None
         if self._flush_on_append and self.request_flush is not None:
             self.request_flush(self, self.flush_patience_s)
         return Appended(base_offset, last_offset, log_append_time_ms, self.start_offset, False)
@@ -340,7 +326,7 @@ class Log:
         fitting = min(size, self._segment_bytes)
         if self._should_roll(fitting, max_timestamp_ms, batches[-1].header.last_offset, now_ms):
             self.roll()
-        segment = self._active
+        segment = self._segments.active
         first = not segment.size_bytes
         if self.create_directory is not None:
             self._create_directory()
@@ -354,7 +340,7 @@ class Log:
                 self._note_producer(header, header.base_offset, data, segment, now_ms)
         self.end_offset = expected
         self._end = LogPosition(expected, segment.base_offset, segment.size_bytes)
-        self._unsynced[segment] = None
+        self._unsynced.segments[segment] = None
         if self._flush_on_append and self.request_flush is not None:
             self.request_flush(self, 0.0)
         return expected
@@ -381,7 +367,7 @@ class Log:
 
     def _note_first_write(self, segment: Segment, max_timestamp_ms: int, now_ms: int) -> None:
         """A segment's file has just come to be: its name must be made durable too, and its age begins."""
-        self._unsynced_directories[self.directory] = None
+        self._unsynced.directories[self.directory] = None
         if max_timestamp_ms >= 0:
             self._roll_after_ms = max_timestamp_ms + self._segment_ms
         else:
@@ -448,7 +434,7 @@ class Log:
     # --- rolling ------------------------------------------------------------------------------------------------------
 
     def _should_roll(self, size: int, max_timestamp_ms: int, last_offset: int, now_ms: int) -> bool:
-        segment = self._active
+        segment = self._segments.active
         if size > self._segment_bytes:
             raise ApiError(
                 ErrorCode.RECORD_LIST_TOO_LARGE,
@@ -472,34 +458,21 @@ class Log:
         """Seal the active segment and go on in a new one at the end offset; its file comes with its first batch."""
         if not self._loaded:
             self._load()
-        old = self._active
+        old = self._segments.active
         if not old.size_bytes:
             return old
         try:
             old.seal()
-            # Below the recovery point a segment is not scanned after a crash: its indexes have to last.
-            self._unsynced_files += [old.path(INDEX_SUFFIX), old.path(TIME_INDEX_SUFFIX)]
-            if old.txn_index.entries():
-                self._unsynced_files.append(old.path(TXN_INDEX_SUFFIX))
-                self._unsynced_directories[self.directory] = None
+            self._unsynced.note_sealed(old)
             self._snapshot_producers()
         except StorageError as error:
             # Both are rebuilt when they are missed; if the disk is really gone, the coming write says so.
             logger.warning("%s: could not save the state of a sealed segment: %s", self.directory, error)
-        segment = Segment(
-            self._files,
-            self.directory,
-            self.end_offset,
-            created_ms=self._clock.wall_ms(),
-            index_interval_bytes=self.config.index_interval_bytes,
-            cache=self._cache,
-        )
-        self._segments.append(segment)
-        self._bases.append(segment.base_offset)
-        self._active = segment
+        segment = self._segments.make(self.end_offset, self._clock.wall_ms())
+        self._segments.add(segment)
         self._roll_after_ms = _ASK_ALWAYS
         self._end = LogPosition(self.end_offset, segment.base_offset, 0)
-        self._rolled = True
+        self._unsynced.rolled = True
         if self.request_flush is not None:
             self.request_flush(self, 0.0)
         return segment
@@ -531,100 +504,11 @@ class Log:
                 ErrorCode.OFFSET_OUT_OF_RANGE,
                 f"offset {offset} is outside of {self.start_offset} to {self.end_offset}",
             )
-        hint = self._hints.get(offset)
-        if hint is not None and hint[1] < hint[0].size_bytes:
-            segment, position = hint
-        else:
-            segment, position = self._locate(offset)
-        if segment.swapped:
-            stop, next_offset = self._stop_in_swapped(segment, end.offset)
-        elif end.segment_base == segment.base_offset:
-            stop = end.position_bytes
-            next_offset = end.offset
-        elif end.segment_base > segment.base_offset:
-            stop = segment.size_bytes
-            next_offset = self._bases[bisect_right(self._bases, segment.base_offset)]
-        else:
-            return ReadResult(b"", offset)
-        size = stop - position
-        if size <= 0:
-            return ReadResult(b"", offset)
-        if size <= max_bytes:
-            data = segment.pread(size, position)
-            self._hint(next_offset, segment, stop)
-            return ReadResult(data, next_offset)
-        return self._read_part(segment, position, stop, offset, max_bytes, at_least_one=at_least_one)
-
-    def _stop_in_swapped(self, segment: Segment, limit: int) -> tuple[int, int]:
-        """Where a read up to `limit` ends in a compacted segment, and the offset there.
-
-        By offset, as the position that came with the limit may be one in a segment that is no more.
-        """
-        slot = bisect_right(self._bases, segment.base_offset)
-        end_offset = self._bases[slot] if slot < len(self._bases) else self.end_offset
-        return (segment.size_bytes, end_offset) if limit >= end_offset else (segment.locate(limit), limit)
-
-    def _read_part(
-        self, segment: Segment, position: int, stop: int, offset: int, max_bytes: int, *, at_least_one: bool
-    ) -> ReadResult:
-        """As many whole batches as `max_bytes` holds: the index says where near the end to look for the boundary."""
-        data = b""
-        if max_bytes >= PLACE_BYTES:
-            data = segment.pread(max_bytes, position)
-            place = segment.batch_boundary(position + max_bytes - PLACE_BYTES, position) - position
-            fits = 0
-            next_offset = offset
-            while place + PLACE_BYTES <= max_bytes:
-                base, length, delta = PLACE.unpack_from(data, place)
-                after = place + length + LOG_OVERHEAD_BYTES
-                if length <= 0 or after > max_bytes:
-                    # The batch does not fit; the boundary itself does, unless it is the very first.
-                    if fits == 0 and place:
-                        fits, next_offset = place, base
-                    break
-                place = fits = after
-                next_offset = base + delta + 1
-            if fits:
-                if next_offset <= offset:
-                    raise CorruptLogError(f"{segment.log_file.path} has offsets that go back near byte {position}")
-                self._hint(next_offset, segment, position + fits)
-                return ReadResult(data if fits == max_bytes else memoryview(data)[:fits], next_offset)
-        if not at_least_one:
-            return ReadResult(b"", offset)
-        _, length, _ = PLACE.unpack_from(data or segment.pread(PLACE_BYTES, position))
-        size = length + LOG_OVERHEAD_BYTES
-        if length <= 0 or size > stop - position:
-            raise CorruptLogError(f"{segment.log_file.path} has no batch at byte {position}")
-        batch = segment.pread(size, position)
-        header = read_header(batch)
-        if header.next_offset <= offset:
-            raise CorruptLogError(f"{segment.log_file.path} has offsets that go back near byte {position}")
-        self._hint(header.next_offset, segment, position + size)
-        return ReadResult(batch, header.next_offset)
-
-    def _locate(self, offset: int) -> tuple[Segment, int]:
-        slot = bisect_right(self._bases, offset) - 1
-        while True:
-            segment = self._segments[slot]
-            position = segment.locate(offset)
-            slot += 1
-            # An offset that compaction removed from the end of a segment is found at the start of the next.
-            if position < segment.size_bytes or slot == len(self._segments):
-                return segment, position
-
-    def _hint(self, offset: int, segment: Segment, position: int) -> None:
-        """Remember where a reader that goes on will find its next batch: it then needs neither index nor search."""
-        hints = self._hints
-        if len(hints) >= _MAX_HINTS:
-            hints.clear()
-        hints[offset] = (segment, position)
+        return self._reading.read(offset, max_bytes, end, self.end_offset, at_least_one)
 
     def bytes_after(self, offset: int) -> int | None:
         """How much there is from `offset` on; None where that is not known without a search."""
-        if offset == self.end_offset:
-            return 0
-        hint = self._hints.get(offset)
-        return self._end.position_bytes - hint[1] if hint is not None and hint[0] is self._active else None
+        return self._reading.bytes_after(offset, self._end)
 
     def read_batch(self, offset: int) -> Batch:
         """The one batch that holds `offset`."""
@@ -635,11 +519,7 @@ class Log:
         """Where the batch that begins at `offset` lies, or will lie; the offset must be a boundary between batches."""
         if not self._loaded:
             self._load()
-        if offset >= self._end.offset:
-            return self._end
-        hint = self._hints.get(offset)
-        segment, position = self._locate(offset) if hint is None else hint
-        return LogPosition(offset, segment.base_offset, position)
+        return self._end if offset >= self._end.offset else self._reading.position_of(offset)
 
     # --- find by time and epoch ---------------------------------------------------------------------------------------
 
@@ -655,7 +535,7 @@ class Log:
         if not self._loaded:
             self._load()
         return Searched(
-            self._segments,
+            self._segments.listed,
             self.start_offset,
             self.end_offset if limit is None else limit.offset,
             self.config.max_decompressed_bytes,
@@ -677,9 +557,8 @@ class Log:
         """The aborted transactions that touch the offsets from `first_offset` up to `end_offset`."""
         if not self._loaded:
             self._load()
-        slot = max(bisect_right(self._bases, first_offset) - 1, 0)
         found: list[AbortedTransaction] = []
-        for segment in self._segments[slot:]:
+        for segment in self._segments.listed[self._segments.slot_of(first_offset) :]:
             found += segment.txn_index.overlapping(first_offset, end_offset)
         return found
 
@@ -689,7 +568,6 @@ class Log:
         """What compaction decides from; nothing at or above `compactable_below` (the high watermark) is compacted."""
         if not self._loaded:
             self._load()
-        ends = [*self._bases[1:], self.end_offset]
         stable = self._producers.first_unstable_offset
         limit = min(compactable_below, self._flushed.offset)
         return LogFacts(
@@ -701,7 +579,7 @@ class Log:
                     segment.rolling_timestamp_ms,
                     lambda segment=segment: segment.largest_timestamp().timestamp_ms,  # type: ignore[misc]
                 )
-                for segment, end in zip(self._segments, ends, strict=True)
+                for segment, end in self._segments.with_ends(self.end_offset)
             ],
             self.start_offset,
             self.end_offset,
@@ -720,52 +598,14 @@ class Log:
         Returns the files that may be removed once the directory is synced; None, and nothing done, where the log is not
         what it was when the segment was made: records were cut off, segments deleted, the log closed.
         """
-        sources = cleaned.sources
-        base_offset = sources[0].base_offset
         if not self._loaded or truncations != self._generation:
             return None
-        first = bisect_left(self._bases, base_offset)
-        last = first + len(sources)
-        old = self._segments[first:last]
-        fits = [(segment.base_offset, segment.size_bytes) for segment in old] == [
-            (source.base_offset, source.size_bytes) for source in sources
-        ]
-        if not fits or self._bases[last : last + 1] != [sources[-1].end_offset]:
+        place = rewriting.find_replaced(self._segments, cleaned)
+        if place is None:
             return None
-        if self._files.size_of(self.directory / file_name(base_offset, LOG_SUFFIX + CLEANED_SUFFIX)) != (
-            cleaned.size_bytes
-        ):
-            return None
-        doomed: list[Path] = []
-        try:
-            swap.commit(self._files, self.directory, base_offset)
-            for segment in old:
-                doomed += self._retire(segment)
-            swap.settle(self._files, self.directory, base_offset)
-        except StorageError as error:
-            # Which names the files have now is for a start to sort out.
-            self.fail(error)
-            raise
-        segment = Segment(
-            self._files,
-            self.directory,
-            base_offset,
-            size_bytes=cleaned.size_bytes,
-            exists=True,
-            sealed=True,
-            created_ms=old[0].created_ms,
-            index_interval_bytes=self.config.index_interval_bytes,
-            cache=self._cache,
-        )
-        segment.swapped = True
-        self._segments[first:last], self._bases[first:last] = [segment], [base_offset]
-        self._hints.clear()
+        with self._rewriting():
+            doomed = rewriting.replace(self._segments, *place, cleaned)
         self._swaps += 1
-        for name in self._files.names(self.directory):
-            if is_offset_file(name, SNAPSHOT_SUFFIX) and base_offset < int(name[:OFFSET_DIGITS]) < (
-                sources[-1].end_offset
-            ):
-                doomed.append(self.directory / name)
         return doomed
 
     @property
@@ -803,7 +643,8 @@ class Log:
         if offset > self.start_offset:
             self.start_offset = offset
             self._epochs.truncate_start(offset)
-            self._delete_oldest(self._segments_below(offset))
+            # The active segment stays, whatever it holds.
+            self._delete_oldest(self._segments.slot_of(offset))
         return self.start_offset
 
     def enforce_retention(self, now_ms: int, deletable_below: int | None = None) -> int:
@@ -818,10 +659,9 @@ class Log:
             self._load()
         self._producers.expire(now_ms, self.config.producer_expiration_ms)
         config = self.config
-        ends = [*self._bases[1:], self.end_offset]
         ages = [
             SegmentAge(segment.base_offset, end, segment.size_bytes, segment.retention_timestamp_ms)
-            for segment, end in zip(self._segments, ends, strict=True)
+            for segment, end in self._segments.with_ends(self.end_offset)
         ]
         count = expired_segments(
             ages,
@@ -836,66 +676,35 @@ class Log:
         if count == len(self._segments):
             self.roll()
         self._delete_oldest(count)
-        if self._bases[0] > self.start_offset:
-            self.start_offset = self._bases[0]
+        if self._segments.bases[0] > self.start_offset:
+            self.start_offset = self._segments.bases[0]
             self._epochs.truncate_start(self.start_offset)
         return count
-
-    def _segments_below(self, offset: int) -> int:
-        """How many of the oldest segments lie below `offset` as a whole; the active one never counts."""
-        return max(bisect_right(self._bases, offset) - 1, 0)
 
     def _delete_oldest(self, count: int) -> None:
         if not count:
             return
-        gone, self._segments = self._segments[:count], self._segments[count:]
-        self._bases = self._bases[count:]
-        if not self._active.exists:
-            # Without any file a crash would forget the offsets: the empty one must be there before the others go.
-            self._active.create()
-            self._files.sync_directory(self.directory)
-        self._hints.clear()
-        paths: list[Path] = []
-        for segment in gone:
-            paths += self._retire(segment)
-        for name in self._files.names(self.directory):
-            if name.endswith(SNAPSHOT_SUFFIX) and name < file_name(self._bases[0], SNAPSHOT_SUFFIX):
-                paths.append(self.directory / name)
-        self._remove(paths)
-        logger.info("%s: removed %d segments, the log starts at %d", self.directory, count, self._bases[0])
+        try:
+            doomed = rewriting.drop_oldest(self._segments, count)
+        finally:
+            self._forget_gone()
+        self._remove(doomed)
+        logger.info("%s: removed %d segments, the log starts at %d", self.directory, count, self._segments.bases[0])
 
-    def _retire(self, segment: Segment) -> list[Path]:
-        """Take a segment out of every structure and mark its files, so that a start after a crash removes them."""
-        segment.close()
-        self._cache.forget(segment)
-        self._unsynced.pop(segment, None)
-        return self._mark_deleted(segment.paths())
+    @contextmanager
+    def _rewriting(self) -> Iterator[None]:
+        """While files change their names; if that fails half-way, which names they have is for a start to sort out."""
+        try:
+            yield
+        except StorageError as error:
+            self.fail(error)
+            raise
+        finally:
+            self._forget_gone()
 
-    def _mark_deleted(self, paths: Iterable[Path]) -> list[Path]:
-        """Rename those of the files that are there; returns their new names."""
-        marked: list[Path] = []
-        for path in paths:
-            target = path.with_name(path.name + DELETED_SUFFIX)
-            if self._files.size_of(path) is not None:
-                self._files.rename(path, target)
-                marked.append(target)
-        return marked
-
-    def _cut_off(self, segments: list[Segment], end_offset: int) -> list[Path]:
-        """Retire the last segments, newest first, and the snapshots beyond `end_offset`.
-
-        The directory must be synced before anything is written: it may end exactly where a retired segment begins, and
-        if a power cut brought that one back, its records would follow the new ones as if they belonged there.
-        """
-        marked: list[Path] = []
-        for segment in reversed(segments):
-            marked += self._retire(segment)
-        marked += self._mark_deleted(
-            self.directory / name
-            for name in self._files.names(self.directory)
-            if is_offset_file(name, SNAPSHOT_SUFFIX) and int(name[:OFFSET_DIGITS]) > end_offset
-        )
-        return marked
+    def _forget_gone(self) -> None:
+        self._reading.forget()
+        self._unsynced.keep_only(self._segments.listed)
 
     def _remove(self, paths: list[Path]) -> None:
         if self.discard is not None:
@@ -916,26 +725,16 @@ class Log:
         if offset <= self.start_offset:
             self.reset_to(offset)
             return
-        slot = max(bisect_right(self._bases, offset) - 1, 0)
-        active = self._segments[slot]
+        slot = self._segments.slot_of(offset)
+        active = self._segments.listed[slot]
         position = active.locate(offset)
         # A batch goes as a whole, and an offset that compaction has removed is no end: what is left says where it is.
         end_offset = active.end_before(position)
         self._lower_flushed(LogPosition(end_offset, active.base_offset, position))
         self._generation += 1
-        self._hints.clear()
-        try:
-            paths = self._cut_off(self._segments[slot + 1 :], end_offset)
-            if paths:
-                self._files.sync_directory(self.directory)
-            active.truncate(position, end_offset)
-        except StorageError as error:
-            # Which names and sizes the files have now is for a start to sort out.
-            self.fail(error)
-            raise
-        del self._segments[slot + 1 :], self._bases[slot + 1 :]
-        self._active = active
-        self._unsynced[active] = None
+        with self._rewriting():
+            doomed = rewriting.cut(self._segments, slot, position, end_offset)
+        self._unsynced.segments[active] = None
         self.end_offset = end_offset
         # The batch that went as a whole may have begun below the start.
         self.start_offset = min(self.start_offset, end_offset)
@@ -945,7 +744,7 @@ class Log:
         self._epochs.truncate_end(end_offset)
         self._latest_epoch = self._epochs.latest
         self._reload_producers()
-        self._remove(paths)
+        self._remove(doomed)
         if self.request_flush is not None:
             self.request_flush(self, 0.0)
 
@@ -961,27 +760,12 @@ class Log:
         if not self._loaded:
             self._load()
         self.start_offset = min(self.start_offset, offset)
-        self._lower_flushed(LogPosition(self.start_offset, self._bases[0], 0))
+        self._lower_flushed(LogPosition(self.start_offset, self._segments.bases[0], 0))
         self._generation += 1
-        self._hints.clear()
-        segment = Segment(
-            self._files,
-            self.directory,
-            offset,
-            created_ms=self._clock.wall_ms(),
-            index_interval_bytes=self.config.index_interval_bytes,
-            cache=self._cache,
-        )
-        try:
-            self._create_directory()
-            paths = self._cut_off(self._segments, -1)
-            segment.create()
-            self._files.sync_directory(self.directory)
-        except StorageError as error:
-            self.fail(error)
-            raise
+        self._create_directory()
+        with self._rewriting():
+            doomed = rewriting.begin_anew(self._segments, self._segments.make(offset, self._clock.wall_ms()))
         self._snapshot_offset = -1
-        self._segments, self._bases, self._active = [segment], [offset], segment
         self.start_offset = self.end_offset = offset
         self.cleaned_offset = 0
         self._end = self._flushed = LogPosition(offset, offset, 0)
@@ -989,12 +773,11 @@ class Log:
         self._epochs.clear()
         self._latest_epoch = -1
         self._producers.clear()
-        self._remove(paths)
+        self._remove(doomed)
 
     def _reload_producers(self) -> None:
         """The producers' state at the end of the log, after a truncation: from a snapshot below it."""
-        names = self._files.names(self.directory)
-        offsets = sorted(int(name[:OFFSET_DIGITS]) for name in names if is_offset_file(name, SNAPSHOT_SUFFIX))
+        offsets = self._segments.snapshots()
         state: Producers | None = None
         covered = -1
         while state is None and offsets:
@@ -1003,14 +786,14 @@ class Log:
             state = Producers.from_bytes(data or b"", self.config.max_producers)
         covered = self._snapshot_offset = covered if state is not None else -1
         self._producers = state or Producers(self.config.max_producers)
-        recovery.replay(self._producers, self._segments, covered, self._clock.wall_ms())
+        recovery.replay(self._producers, self._segments.listed, covered, self._clock.wall_ms())
 
     # --- flushing -----------------------------------------------------------------------------------------------------
 
     @property
     def dirty(self) -> bool:
         """Whether something waits to be synced."""
-        return bool(self._unsynced or self._unsynced_directories or self._unsynced_files or self._rolled)
+        return bool(self._unsynced)
 
     def begin_flush(self, *, final: bool = False) -> FlushTicket | None:
         """What to sync, so that everything up to the current end is on disk; None where nothing is to do.
@@ -1019,14 +802,8 @@ class Log:
         """
         if not self._loaded or not (self.dirty or (final and self._epochs.dirty)) or self.create_directory is not None:
             return None
-        pinned: list[tuple[DiskFile, int]] = []
-        try:
-            for file in [segment.log_file for segment in self._unsynced if segment.exists]:
-                pinned.append((file, self._files.pin(file)))  # noqa: PERF401 - those before a failure must be known
-        except StorageError:
-            for held, _ in pinned:
-                self._files.unpin(held)
-            raise
+        unsynced = self._unsynced
+        pinned = unsynced.pin(self._files)
         replacements = []
         if self._epochs.dirty:
             data = checkpoint.render_epochs(self._epochs.entries())
@@ -1036,21 +813,18 @@ class Log:
             self,
             self._end,
             self._generation,
-            self._rolled,
+            unsynced.rolled,
             pinned,
-            list(self._unsynced_directories),
-            self._unsynced_files,
+            list(unsynced.directories),
+            unsynced.files,
             replacements,
         )
-        self._unsynced = {}
-        self._unsynced_directories = {}
-        self._unsynced_files = []
-        self._rolled = False
+        self._unsynced = Unsynced()
         return ticket
 
     def flush_soon(self) -> None:
         """Do not wait any longer with what has been appended."""
-        if self._flush_on_append and self._unsynced and self.request_flush is not None:
+        if self._flush_on_append and self._unsynced.segments and self.request_flush is not None:
             self.request_flush(self, 0.0)
 
     @property
@@ -1061,7 +835,7 @@ class Log:
     @property
     def owes_more_than_data(self) -> bool:
         """Whether files other than the active segment wait for a sync; may be read in any thread."""
-        return bool(self._unsynced_directories or self._unsynced_files or self._rolled or self._epochs.dirty)
+        return self._unsynced.more_than_data or self._epochs.dirty
 
     def note_synced(self, end: LogPosition, generation: int) -> None:
         """Everything below `end` is on disk: `flushed` advances and the listeners are told.
@@ -1080,7 +854,7 @@ class Log:
         if synced:
             if ticket.end == self._end and ticket.generation == self._generation:
                 # The ticket has followed the log to its very end.
-                self._unsynced.pop(self._active, None)
+                self._unsynced.segments.pop(self._segments.active, None)
             self.note_synced(ticket.end, ticket.generation)
 
     def flush(self) -> None:
@@ -1100,8 +874,7 @@ class Log:
 
     def note_created(self, paths: list[Path], directories: list[Path]) -> None:
         """Files and directories that were made for this log and must be synced with its first records."""
-        self._unsynced_files += paths
-        self._unsynced_directories.update(dict.fromkeys(directories))
+        self._unsynced.note_created(paths, directories)
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
@@ -1109,8 +882,7 @@ class Log:
         """Use other settings from now on; what the old ones left unsynced is synced by the new ones."""
         self.config = config
         self._set_config(config)
-        for segment in self._segments:
-            segment.index_interval_bytes = config.index_interval_bytes
+        self._segments.set_index_interval(config.index_interval_bytes)
         self._producers.max_producers = config.max_producers
         self.flush_soon()
 
@@ -1148,12 +920,11 @@ class Log:
         except StorageError as error:
             self.fail(error)
             raise
-        self._segments = loaded.segments
-        self._bases = [segment.base_offset for segment in loaded.segments]
-        self._active = loaded.segments[-1]
+        self._segments.take(loaded.segments)
+        active = self._segments.active
         self.start_offset = loaded.start_offset
         self.end_offset = loaded.end_offset
-        self._end = LogPosition(loaded.end_offset, self._active.base_offset, self._active.size_bytes)
+        self._end = LogPosition(loaded.end_offset, active.base_offset, active.size_bytes)
         self._flushed = loaded.flushed
         self._epochs = loaded.epochs
         self._latest_epoch = loaded.epochs.latest
@@ -1162,9 +933,9 @@ class Log:
         self._loaded = True
         if self._flushed.offset < self.end_offset:
             # A process that was killed leaves its writes to the kernel: they count once they are synced.
-            for segment in self._segments[bisect_right(self._bases, self._flushed.offset) - 1 :]:
-                self._unsynced[segment] = None
-            self._unsynced_directories[self.directory] = None
+            for segment in self._segments.listed[self._segments.slot_of(self._flushed.offset) :]:
+                self._unsynced.segments[segment] = None
+            self._unsynced.directories[self.directory] = None
 
     def fail(self, error: StorageError) -> None:
         """Take the log offline: every use of it raises `error` from now on."""
@@ -1179,8 +950,8 @@ class Log:
         """Write the hints that make the next start quick; they need no sync, as damage to them is found."""
         if not self._loaded:
             return
-        self._active.save_indexes(final=True)
-        self._active.cut_tail_if_needed()
+        self._segments.active.save_indexes(final=True)
+        self._segments.active.cut_tail_if_needed()
         self._snapshot_producers()
 
     def close(self) -> None:
@@ -1193,9 +964,7 @@ class Log:
 
     def release(self) -> None:
         """Close the files and forget what was loaded; a log that is used again loads itself again."""
-        for segment in self._segments:
-            segment.close()
-            self._cache.forget(segment)
-        self._segments, self._bases, self._hints = [], [], {}
-        self._unsynced, self._unsynced_directories = {}, {}
+        self._segments.release()
+        self._reading.forget()
+        self._unsynced = Unsynced()
         self._loaded = False

@@ -33,6 +33,7 @@ After a clean stop nothing but these files is read at start. After a crash every
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import itertools
 import logging
@@ -47,7 +48,7 @@ from pathlib import Path
 from typing import Final
 
 from millrace.clock import Clock
-from millrace.errors import ConfigError, CorruptLogError, StorageError
+from millrace.errors import ConfigError, CorruptLogError, DiskFullError, StorageError
 from millrace.model import (
     FAILED_DIRECTORY,
     LOST_DIRECTORY,
@@ -66,6 +67,7 @@ from millrace.storage.move import MARK, PIECE_BYTES, LogCopy
 from millrace.storage.recovery import LogState
 from millrace.storage.segment import IndexCache
 from millrace.storage.settings import LogConfig
+from millrace.storage.space import HELD_S, is_full
 from millrace.storage.ticket import FlushTicket
 from millrace.tasks import Tasks
 
@@ -79,6 +81,8 @@ _FUTURE_SUFFIX: Final = "-future"
 _MAX_NAME_BYTES: Final = 255
 _CLOSE_THREADS: Final = 8
 _NO_LIMIT: Final = 2**63 - 1
+_OWN_LIMITS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""What a write can fail of that says nothing about the disk."""
 _PACE_S: Final = 0.5
 """How long a move waits at most before it looks at its limit again."""
 
@@ -113,6 +117,9 @@ class LogDirectory:
         self.logs: dict[TopicPartition, Log] = {}
         self.failure: StorageError | None = None
         self.directory_id = UNASSIGNED_DIRECTORY
+        self.is_full = False
+        """Whether it takes no more records until there is space again (`space`)."""
+        self.full_until_s = float("-inf")
         self.clean_epoch = -1
         """The incarnation of the broker that stopped cleanly here; -1 where none did."""
         self.missing: dict[TopicPartition, uuid.UUID] = {}
@@ -284,6 +291,8 @@ class LogDirs:
         """Whether every directory was stopped cleanly."""
         self.on_failure: Callable[[LogDirectory], object] | None = None
         """Called when a directory goes offline."""
+        self.on_space: Callable[[LogDirectory], object] | None = None
+        """Called when a directory has become full, or has space again."""
         self.on_log_failure: Callable[[], object] | None = None
         """Called when a log goes offline, alone or with its directory."""
         self.on_moved: Callable[[TopicPartition], object] | None = None
@@ -381,6 +390,48 @@ class LogDirs:
     def online(self) -> tuple[str, ...]:
         """The ids of the directories that can be used."""
         return tuple(each.directory_id for each in self.directories if each.failure is None)
+
+    @property
+    def full(self) -> tuple[str, ...]:
+        """The ids of those that have no space left."""
+        return tuple(each.directory_id for each in self.directories if each.failure is None and each.is_full)
+
+    def is_full(self, partition: TopicPartition) -> bool:
+        """Whether the directory of a log has no space left."""
+        directory = self._by_partition.get(partition)
+        return directory is not None and directory.is_full
+
+    def look_at_space(self, reserve_bytes: int) -> None:
+        """See which directories are full: they keep `reserve_bytes` free."""
+        now_s = self._clock.monotonic()
+        for directory in self.directories:
+            space = self._files.space(directory.path) if directory.failure is None else None
+            if space is not None and now_s >= directory.full_until_s:
+                self._set_full(directory, is_full(space, reserve_bytes, was_full=directory.is_full))
+
+    def _set_full(self, directory: LogDirectory, is_full: bool) -> None:
+        if directory.is_full == is_full:
+            return
+        directory.is_full = is_full
+        if is_full:
+            logger.error("%s is full: no more records are taken there until there is space", directory.path)
+        else:
+            logger.info("%s has space again", directory.path)
+        if self.on_space is not None:
+            self.on_space(directory)
+
+    def note_failed_write(self, partition: TopicPartition, error: StorageError) -> None:
+        """A record could not be written: the disk is full, or the directory goes offline."""
+        directory = self._by_partition.get(partition)
+        cause = error.__cause__
+        is_the_process = isinstance(cause, OSError) and cause.errno in _OWN_LIMITS
+        if directory is None or is_the_process or isinstance(error, CorruptLogError):
+            return
+        if isinstance(error, DiskFullError):
+            directory.full_until_s = self._clock.monotonic() + HELD_S
+            self._set_full(directory, True)
+        elif directory.logs[partition].failure is None:  # one that is offline alone has said so
+            directory.fail(error)
 
     @property
     def clean_epoch(self) -> int:
@@ -918,11 +969,9 @@ class LogDirs:
             total = usable = -1
             logs: list[LogDescription] = []
             if directory.failure is None:
-                try:
-                    stats = os.statvfs(directory.path)
-                    total, usable = stats.f_blocks * stats.f_frsize, stats.f_bavail * stats.f_frsize
-                except OSError:
-                    pass
+                space = self._files.space(directory.path)
+                if space is not None:
+                    total, usable = space.total_bytes, space.free_bytes
                 for partition, log in directory.logs.items():
                     if log.failure is None:
                         logs.append(LogDescription(partition, log.size_bytes, log.end_offset))

@@ -14,7 +14,8 @@ from millrace.errors import ApiError, ErrorCode
 from millrace.metadata.deltas import PartitionState
 from millrace.replication.partition import Partition
 from millrace.storage.files import Files
-from millrace.storage.log import Log, ReadResult
+from millrace.storage.log import Log
+from millrace.storage.reading import ReadResult
 from millrace.storage.settings import FlushMode, LogConfig
 from support.batches import NOW_MS, batch
 

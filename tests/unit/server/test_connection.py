@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,10 +15,12 @@ from millrace.clock import SystemClock
 from millrace.errors import ApiError, ErrorCode
 from millrace.handlers.context import RequestContext, Services
 from millrace.handlers.registry import Api
+from millrace.server.answers import AnswerRoom
 from millrace.server.connection import (
     MAX_OVERLAPPING_REPLIES,
     MAX_REQUESTS_PER_TURN,
     MAX_WAITING_REQUESTS,
+    WRITE_BUFFER_HIGH_BYTES,
     Connection,
 )
 from millrace.server.flow import ConnectionLimits, MemoryBudget
@@ -28,9 +31,11 @@ from support.streams import receive
 
 
 class FakeTransport:
-    """Records what a protocol does to its transport."""
+    """Records what a protocol does to its transport. `peer_reads=False` makes a peer that reads nothing more."""
 
     def __init__(self) -> None:
+        self.protocol: asyncio.BufferedProtocol | None = None
+        self.peer_reads = True
         self.written = bytearray()
         self.writes = 0
         self.unsent_bytes = 0
@@ -45,13 +50,23 @@ class FakeTransport:
         assert low < high
 
     def write(self, data: bytes) -> None:
-        self.writes += 1
-        self.written += data
+        self.writelines([data])
 
     def writelines(self, buffers: list[bytes]) -> None:
         self.writes += 1
         for data in buffers:
             self.written += data
+        if not self.peer_reads:
+            was_bytes = self.unsent_bytes
+            self.unsent_bytes += sum(map(len, buffers))
+            if was_bytes <= WRITE_BUFFER_HIGH_BYTES < self.unsent_bytes and self.protocol is not None:
+                self.protocol.pause_writing()
+
+    def let_peer_read(self) -> None:
+        self.peer_reads = True
+        self.unsent_bytes = 0
+        assert self.protocol is not None
+        self.protocol.resume_writing()
 
     def get_write_buffer_size(self) -> int:
         return self.unsent_bytes
@@ -96,18 +111,21 @@ class Rig:
     def __init__(self, *apis: Api, budget_bytes: int = 1 << 20, limits: ConnectionLimits | None = None) -> None:
         self.transport = FakeTransport()
         self.budget = MemoryBudget(budget_bytes)
-        self.limits = limits or ConnectionLimits(10, 10)
+        self.room = AnswerRoom(self.budget, SystemClock())
+        self.limits = limits or ConnectionLimits(lambda: 10, lambda: 10)
         self.closed: list[Connection] = []
         self.connection = Connection(
             apis={api.key: api for api in apis},
             services=cast(Services, SimpleNamespace(clock=SystemClock())),
             listener="PLAINTEXT",
             budget=self.budget,
+            answers=self.room,
             limits=self.limits,
             max_frame_bytes=1 << 20,
             spawn=self._spawn,
             on_closed=self.closed.append,
         )
+        self.transport.protocol = self.connection
         self.connection.connection_made(cast(asyncio.BaseTransport, self.transport))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -305,13 +323,97 @@ async def test_at_twice_the_budget_a_half_request_is_closed() -> None:
     assert rig.budget.used_bytes == 0
 
 
-async def test_answers_that_are_not_read_count_as_memory() -> None:
-    rig = Rig(make_api(lambda context, body: 1), budget_bytes=100)
-    rig.transport.unsent_bytes = 150
-    rig.connection.pause_writing()
-    assert rig.budget.used_bytes == 150
-    rig.connection.resume_writing()
-    assert rig.budget.used_bytes == 0
+LARGE_BYTES = 100_000
+
+
+def make_large(handler: Callable[..., Any], *, overlaps: bool = False) -> Api:
+    """An API whose answers weigh `LARGE_BYTES`."""
+    return replace(
+        make_api(handler, overlaps=overlaps),
+        encode=lambda correlation_id, version, response: (struct.pack(">i", correlation_id), bytes(LARGE_BYTES - 4)),
+    )
+
+
+async def test_an_answer_counts_as_memory_until_its_last_byte_was_taken() -> None:
+    rig = Rig(make_large(lambda context, body: 1))
+    rig.send(1)
+    assert rig.budget.used_bytes == 0, "the peer read it"
+    rig.transport.peer_reads = False
+    rig.send(2)
+    assert rig.connection.held_bytes == rig.room.used_bytes == rig.budget.used_bytes == LARGE_BYTES
+    rig.transport.unsent_bytes = 1
+    assert rig.connection.taken_bytes == LARGE_BYTES - 1
+    assert rig.budget.used_bytes == LARGE_BYTES, "the transport keeps the whole of it"
+    rig.transport.let_peer_read()
+    assert rig.connection.held_bytes == rig.room.used_bytes == rig.budget.used_bytes == 0
+    assert rig.connection.taken_bytes == LARGE_BYTES
+
+
+async def test_an_answer_that_waits_for_its_turn_counts_and_only_the_one_it_waits_for_has_room() -> None:
+    gates = Gates()
+    contexts: dict[int, RequestContext] = {}
+
+    async def handle(context: RequestContext, body: bytes) -> int:
+        contexts[body[0]] = context
+        return await gates.handle(context, body)
+
+    rig = Rig(make_large(handle, overlaps=True))
+    for number in (1, 2, 3):
+        rig.send(number, body=bytes([number]))
+    await settle()
+    room = rig.connection.answer_room
+    assert room(contexts[3]) > 0
+    await gates.open(2)
+    assert rig.room.used_bytes == LARGE_BYTES
+    assert room(contexts[1]) > 0, "or both would wait for each other"
+    assert room(contexts[3]) == 0
+    woken: list[int] = []
+    rig.connection.when_room(contexts[3], lambda: woken.append(3))
+    await gates.open(1)
+    assert rig.room.used_bytes == 0
+    assert woken == [3]
+    assert room(contexts[3]) > 0
+
+
+async def test_what_a_handler_reserved_counts_until_its_answer_does() -> None:
+    gate = asyncio.get_running_loop().create_future()
+
+    async def handle(context: RequestContext, body: bytes) -> int:
+        context.reserve(3 * LARGE_BYTES)
+        return await gate
+
+    rig = Rig(make_large(handle))
+    rig.transport.peer_reads = False
+    rig.send(1)
+    await settle()
+    assert rig.room.used_bytes == 3 * LARGE_BYTES
+    gate.set_result(1)
+    await settle()
+    assert rig.room.used_bytes == LARGE_BYTES
+    rig.transport.let_peer_read()
+    assert rig.room.used_bytes == rig.budget.used_bytes == 0
+
+
+async def test_a_lost_connection_gives_back_reserved_ready_and_unsent_answers() -> None:
+    gates = Gates()
+
+    async def handle(context: RequestContext, body: bytes) -> int:
+        context.reserve(10)
+        return await gates.handle(context, body)
+
+    rig = Rig(make_large(handle, overlaps=True))
+    rig.transport.peer_reads = False
+    for number in (1, 2, 3, 4):
+        rig.send(number, body=bytes([number]))
+    await settle()
+    await gates.open(1)
+    await gates.open(3)
+    assert rig.room.used_bytes == 2 * LARGE_BYTES + 2 * 10
+    assert rig.room.holders == {rig.connection}
+    rig.connection.connection_lost(None)
+    await settle()
+    assert rig.room.used_bytes == rig.budget.used_bytes == rig.budget.serving_bytes == 0
+    assert not rig.room.holders
 
 
 async def test_a_connection_begins_a_few_requests_and_then_lets_others() -> None:
@@ -352,13 +454,17 @@ async def test_answers_before_a_bad_frame_still_leave() -> None:
 
 
 async def test_a_connection_over_the_limit_is_refused() -> None:
-    limits = ConnectionLimits(total=10, per_host=1)
+    most = 1
+    limits = ConnectionLimits(total=lambda: 10, per_host=lambda: most)
     first = Rig(make_api(lambda context, body: 1), limits=limits)
     second = Rig(make_api(lambda context, body: 1), limits=limits)
     assert not first.transport.closed
     assert second.transport.aborted
-    second.connection.connection_lost(None)
-    first.connection.connection_lost(None)
+    most = 2
+    third = Rig(make_api(lambda context, body: 1), limits=limits)
+    assert not third.transport.closed
+    for rig in (first, second, third):
+        rig.connection.connection_lost(None)
     assert limits.count == 0
 
 
