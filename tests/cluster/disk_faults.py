@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from cluster.faults import Row, Variant
-from cluster.rounds import FULL, SHORT, Fault, Scale, Stage, Traffic, run_round
+from cluster.rounds import Fault, Scale, Stage, Traffic, run_round
 from support.checker_replicas import EPOCHS_FILE
 from support.cluster_processes import wait_for
 from support.servers import ServerFailed
@@ -160,7 +160,7 @@ def wait_in_sync(stage: Stage, broker_id: int, *, there: Sequence[int], away: Se
         if len(isrs) < 2 or any(len(isr) < stage.clients.partitions for isr in isrs):
             return None
         here = all(broker_id in isr[index] for isr in isrs for index in there)
-        return here and not any(broker_id in isr[index] for isr in isrs for index in away) or None
+        return (here and not any(broker_id in isr[index] for isr in isrs for index in away)) or None
 
     wait_for(settled, _NOTICED_S, f"broker {broker_id} is not in sync in {there} and away in {away}", pause_s=0.1)
     stage.mark(f"{broker_id} is in sync in partitions {there}, away in {away}")
@@ -236,29 +236,56 @@ def slow(who: Callable[[Stage, int], int]) -> Fault:
 # --- bit rot ----------------------------------------------------------------------------------------------------------
 
 
-def flip(path: Path, at: float = 0.5) -> None:
-    """Another byte in the middle of a file (or where `at` says)."""
+_IN_THE_FIRST_BATCH: Final = 65
+"""A byte of its first record."""
+_ONE_BATCH: Final = 150
+"""More records than a batch has here."""
+
+
+def flip(path: Path, place: int | None = None) -> None:
+    """Another byte at a place, or in the middle."""
     data = bytearray(path.read_bytes())
-    if data:
-        data[int(len(data) * at)] ^= 0xFF
-        path.write_bytes(data)
+    data[len(data) // 2 if place is None else place] ^= 0xFF
+    path.write_bytes(data)
+
+
+def recovery_point(directory: Path) -> int:
+    """Up to where a log is known to be on disk, as the checkpoint beside it says."""
+    checkpoint = directory.parent / "recovery-point-offset-checkpoint"
+    lines = checkpoint.read_text().splitlines()[2:] if checkpoint.exists() else []
+    points = {f"{topic}-{index}": int(offset) for topic, index, offset in map(str.split, lines)}
+    return points.get(directory.name, 0)
 
 
 def rotten_log(stage: Stage) -> None:
-    """A follower crashes, and flushed records of it have changed: it must not be trusted, nor spoil anybody."""
+    """A follower crashes, and flushed records of it have changed: it must not be trusted, nor spoil anybody.
+
+    In the segment in which its recovery point lies: those before it are not looked at until somebody reads them.
+    """
     for bounce in range(stage.scale.bounces):
         index = bounce % 2
         broker_id = stage.follower(index)
         broker = stage.cluster.brokers[broker_id]
         directory = stage.log_directory(broker_id, index)
+        segment = wait_rot_place(directory)
         stage.cluster.kill(broker_id)
-        last = max(each for each in directory.glob("*.log") if each.stat().st_size)
-        stage.mark(f"a bit of {last.name} of {directory.name} of {broker_id} is another")
-        flip(last, 0.1)
+        stage.mark(f"a bit of the first batch in {segment.name} of {directory.name} of {broker_id} is another")
+        flip(segment, _IN_THE_FIRST_BATCH)
         stage.cluster.start_brokers([broker_id])
         broker.wait_logged(rf"{stage.topic}-{index}.* is damaged", _NOTICED_S)
         stage.goes_on()
         stage.cluster.wait_whole(stage.topic, stage.scale.heals_within_s)
+
+
+def wait_rot_place(directory: Path) -> Path:
+    return wait_for(lambda: rot_place(directory), _NOTICED_S, f"{directory} has nothing below a recovery point")
+
+
+def rot_place(directory: Path) -> Path | None:
+    """The segment in which the recovery point of a log lies, if not at its beginning."""
+    point = recovery_point(directory)
+    below = [path for path in sorted(directory.glob("*.log")) if int(path.stem) < point]
+    return below[-1] if below and point - int(below[-1].stem) > _ONE_BATCH else None
 
 
 def rotten_files_beside_the_log(stage: Stage) -> None:
@@ -301,10 +328,10 @@ def power_loss(count: int) -> Fault:
             victims = [leader, *stage.rng.sample(others, count - 1)]
             stage.mark(f"power cut of {victims}")
             for broker_id in victims:
-                stage.cluster.brokers[broker_id].cut_power()
+                broker = stage.cluster.brokers[broker_id]
+                broker.cut_power()
+                stage.mark(broker.wait_logged(r"planted: power cut: -?\d+ bytes are forgotten", _NOTICED_S)[0])
             stage.cluster.start_brokers(victims)
-            for broker_id in victims:
-                stage.cluster.brokers[broker_id].wait_logged("was not stopped cleanly: checking its logs", _NOTICED_S)
             stage.goes_on()
             stage.cluster.wait_whole(stage.topic, stage.scale.heals_within_s)
 
@@ -322,17 +349,23 @@ def follower(stage: Stage, index: int) -> int:
     return stage.follower(index)
 
 
-def _variant(name: str, fault: Fault, *, disks: int = 2, planted: str = "obedient", short: bool = True) -> Variant:
-    return Variant(name, fault, planted=planted, log_dirs=disks, short=short)
+def two_disks(name: str, fault: Fault, *, disks: int = 2, short: bool = True) -> Variant:
+    """On brokers whose disks and clocks do as they are told; all such variants share a running cluster."""
+    settings = (
+        ("log.flush.offset.checkpoint.interval.ms", "1000"),
+        ("log.cleaner.backoff.ms", "100"),
+        ("log.cleaner.io.max.bytes.per.second", "100000"),
+    )
+    return Variant(name, fault, planted="obedient", log_dirs=disks, settings=settings, short=short)
 
 
 DISK_ROWS: Final = (
     Row(
         "a broker comes back with empty disks: first, last, while the others live",
         (
-            _variant("first back with empty disks", first_back_with_empty_disks),
-            _variant("last back with empty disks", last_back_with_empty_disks),
-            _variant("one back with empty disks", one_back_with_empty_disks),
+            two_disks("first back with empty disks", first_back_with_empty_disks),
+            two_disks("last back with empty disks", last_back_with_empty_disks),
+            two_disks("one back with empty disks", one_back_with_empty_disks),
         ),
         3,
         30_000,
@@ -343,8 +376,8 @@ DISK_ROWS: Final = (
     Row(
         "one of two directories offline at the start: meta.properties unreadable, a file in its place",
         (
-            _variant("meta.properties unreadable", offline_at_start(unreadable_meta)),
-            _variant("file instead of a directory", offline_at_start(file_instead), short=False),
+            two_disks("meta.properties unreadable", offline_at_start(unreadable_meta)),
+            two_disks("file instead of a directory", offline_at_start(file_instead), short=False),
         ),
         2,
         30_000,
@@ -355,14 +388,14 @@ DISK_ROWS: Final = (
     Row(
         "a disk fails (EIO on pwritev, on fdatasync) of a leader, of a follower, one of two and the only one",
         (
-            _variant("leader's disk fails on write", failing(leader, "pwritev")),
-            _variant("leader's disk fails on sync", failing(leader, "fdatasync"), short=False),
-            _variant("follower's disk fails on write", failing(follower, "pwritev"), short=False),
-            _variant("follower's disk fails on sync", failing(follower, "fdatasync")),
-            _variant("leader's only disk fails on write", failing(leader, "pwritev"), disks=1, short=False),
-            _variant("leader's only disk fails on sync", failing(leader, "fdatasync"), disks=1),
-            _variant("follower's only disk fails on write", failing(follower, "pwritev"), disks=1),
-            _variant("follower's only disk fails on sync", failing(follower, "fdatasync"), disks=1, short=False),
+            two_disks("leader's disk fails on write", failing(leader, "pwritev")),
+            two_disks("leader's disk fails on sync", failing(leader, "fdatasync"), short=False),
+            two_disks("follower's disk fails on write", failing(follower, "pwritev"), short=False),
+            two_disks("follower's disk fails on sync", failing(follower, "fdatasync")),
+            two_disks("leader's only disk fails on write", failing(leader, "pwritev"), disks=1, short=False),
+            two_disks("leader's only disk fails on sync", failing(leader, "fdatasync"), disks=1),
+            two_disks("follower's only disk fails on write", failing(follower, "pwritev"), disks=1),
+            two_disks("follower's only disk fails on sync", failing(follower, "fdatasync"), disks=1, short=False),
         ),
         8,
         20_000,
@@ -373,8 +406,8 @@ DISK_ROWS: Final = (
     Row(
         "slow disks (50 to 500 ms per fdatasync) of a leader, of a follower",
         (
-            _variant("leader's disks slow", slow(leader)),
-            _variant("follower's disks slow", slow(follower)),
+            two_disks("leader's disks slow", slow(leader)),
+            two_disks("follower's disks slow", slow(follower)),
         ),
         2,
         20_000,
@@ -385,8 +418,8 @@ DISK_ROWS: Final = (
     Row(
         "bit rot on one broker: in its log, in its index, epoch and snapshot files",
         (
-            _variant("log rotten", rotten_log),
-            _variant("files beside the log rotten", rotten_files_beside_the_log),
+            two_disks("log rotten", rotten_log),
+            two_disks("files beside the log rotten", rotten_files_beside_the_log),
         ),
         2,
         30_000,
@@ -397,9 +430,9 @@ DISK_ROWS: Final = (
     Row(
         "power loss of one, two and three brokers",
         (
-            _variant("power loss of one", power_loss(1), disks=1, planted="power-loss"),
-            _variant("power loss of two", power_loss(2), disks=1, planted="power-loss"),
-            _variant("power loss of three", power_loss(3), disks=1, planted="power-loss"),
+            Variant("power loss of one", power_loss(1), planted="power-loss"),
+            Variant("power loss of two", power_loss(2), planted="power-loss"),
+            Variant("power loss of three", power_loss(3), planted="power-loss"),
         ),
         15,
         100_000,

@@ -78,6 +78,9 @@ class ForgetfulDisk(FaultyFiles):
 
         return locked
 
+    def _size_bytes(self) -> int:
+        return sum(path.stat().st_size for path in self.root.rglob("*") if path.is_file())
+
     def _knows(self, path: Path) -> bool:
         return path in self._names or path in self._durable_names
 
@@ -86,9 +89,11 @@ class ForgetfulDisk(FaultyFiles):
         self.lock.acquire()
         # Files that other parts keep here in their own way (a metadata store) are none of this disk's business.
         foreign = {path: path.read_bytes() for path in self.root.iterdir() if path.is_file() and not self._knows(path)}
+        before = self._size_bytes()
         self.crash()
         for path, data in foreign.items():
             path.write_bytes(data)
+        _say(f"power cut: {before - self._size_bytes()} bytes are forgotten")
         os._exit(_POWER_CUT_STATUS)
 
 
@@ -288,10 +293,12 @@ def ignored_epoch() -> None:
 
 @bug("ignored-directories")
 def ignored_directories() -> None:
-    """Whatever lay in whichever directory is taken to be there as long as the broker is."""
+    """Whatever lay in whichever directory is taken to be there, by the controller and by the broker itself."""
     from millrace.cluster.image import BrokerImage
+    from millrace.replication.replicas import Replicas
 
     BrokerImage.has_directory = lambda self, directory: True  # type: ignore[method-assign]
+    Replicas._is_here = lambda self, state: True  # type: ignore[method-assign]
 
 
 @bug("no-deduplication")

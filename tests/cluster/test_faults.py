@@ -12,13 +12,21 @@ import pytest
 from cluster.disk_faults import DISK_ROWS
 from cluster.faults import ROWS, Row, Variant
 from cluster.link_faults import LINK_ROWS
+from cluster.machine_faults import MACHINE_ROWS
 from cluster.rounds import Clusters
+from cluster.setting_faults import SETTING_ROWS
+from cluster.topic_faults import TOPIC_ROWS
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 
 # Equal layouts side by side: they share a running cluster.
 VARIANTS = sorted(
-    ((row, variant) for row in (*ROWS, *LINK_ROWS, *DISK_ROWS) for variant in row.variants if variant.short),
+    (
+        (row, variant)
+        for row in (*ROWS, *LINK_ROWS, *DISK_ROWS, *MACHINE_ROWS, *SETTING_ROWS, *TOPIC_ROWS)
+        for variant in row.variants
+        if variant.short
+    ),
     key=lambda each: repr(each[1].layout(each[0].short)),
 )
 
@@ -29,9 +37,7 @@ def clusters() -> Iterator[Clusters]:
         yield running
 
 
-@pytest.mark.parametrize(
-    ("row", "variant"), VARIANTS, ids=[variant.name.replace(" ", "-") for _, variant in VARIANTS]
-)
+@pytest.mark.parametrize(("row", "variant"), VARIANTS, ids=[variant.name.replace(" ", "-") for _, variant in VARIANTS])
 def test_nothing_acknowledged_is_lost(clusters: Clusters, row: Row, variant: Variant) -> None:
     cluster = clusters.get(variant.layout(row.short))
     result = row.play(cluster, variant.fault, row.short, 0)

@@ -122,7 +122,10 @@ class Load:
                 self._produce(op, FILLER, b"%d" % op)
             value = value_of(self._number, op)
             self._produce(
-                op, b"%d" % value if self._keyed else None, encode_record(value, self._payload), partial(self._ended, op)
+                op,
+                b"%d" % value if self._keyed else None,
+                encode_record(value, self._payload),
+                partial(self._ended, op),
             )
 
     def _produce(
@@ -134,9 +137,7 @@ class Load:
     ) -> None:
         while True:
             try:
-                self._producer.produce(
-                    self._topic, data, key, partition=op % self._partitions, on_delivery=on_delivery
-                )
+                self._producer.produce(self._topic, data, key, partition=op % self._partitions, on_delivery=on_delivery)
             except BufferError:
                 self.wait(_TICK_S)
             else:

@@ -185,8 +185,8 @@ class _Judge:
             if state.leader != NOBODY and (state.leader not in self.live or state.leader not in state.isr):
                 self._wrong(delta, f"{place} is led by {state.leader}; live {sorted(self.live)}, ISR {state.isr}")
             elif state.leader != NOBODY and not self._present(state, state.leader):
-                text = f"{place} is led by {state.leader}, which does not have directory {state.directory_of(state.leader)}"
-                self._wrong(delta, text)
+                directory = state.directory_of(state.leader)
+                self._wrong(delta, f"{place} is led by {state.leader}, which does not have directory {directory}")
             for broker_id in anew & set(state.isr):
                 if any(self._present(state, each) for each in {*state.isr} - {broker_id} - anew):
                     self._wrong(delta, f"{place} trusts the new incarnation of {broker_id}, ISR {state.isr}")

@@ -74,7 +74,11 @@ def compare_compacted(directories: Mapping[int, Path], high_watermark: int, fill
     return [
         f"{directories[broker_id].name} of brokers {first} and {broker_id} differ at offset {min(offsets)}"
         for broker_id, found in records.items()
-        if (offsets := [offset for offset in {*found, *records[first]} if found.get(offset) != records[first].get(offset)])
+        if (
+            offsets := [
+                offset for offset in {*found, *records[first]} if found.get(offset) != records[first].get(offset)
+            ]
+        )
     ]
 
 

@@ -32,13 +32,14 @@ from typing import IO, Final, Self, TypeVar
 from millrace.local.children import free_ports
 from millrace.local.zookeeper import ZooKeeperServers
 from millrace.wire.frame import RequestHeader, decode_response, encode_request
-from millrace.wire.keys import ApiKey
 from millrace.wire.messages.cluster import MetadataRequest, MetadataResponse
+from millrace.wire.schema import Request, Response
 from support.maven import ROOT
 from support.servers import HOST, ServerFailed
 from support.tcp_proxy import ZOOKEEPER, Network, broker_host, broker_node
 
 T = TypeVar("T")
+ResponseT = TypeVar("ResponseT", bound=Response)
 
 START_S: Final = 60.0
 STOP_S: Final = 30.0
@@ -380,7 +381,7 @@ class ClusterProcesses:
         wanted = [] if topic is None else [MetadataRequest.MetadataRequestTopic(name=topic)]
         request = MetadataRequest(topics=wanted, allow_auto_topic_creation=False)
         try:
-            response = ask(self.brokers[broker_id].client_port, request)
+            response = ask(self.brokers[broker_id].client_port, request, MetadataResponse, _METADATA_VERSION)
         except OSError:
             return None
         partitions = {
@@ -498,12 +499,12 @@ def wait_for(probe: Callable[[], T | None], timeout_s: float, failure: str, *, p
     return found
 
 
-def ask(port: int, request: MetadataRequest) -> MetadataResponse:
-    """One Metadata request on a connection of its own; OSError when there is no answer soon."""
-    with socket.create_connection((HOST, port), timeout=_ASK_S) as peer:
-        peer.sendall(encode_request(RequestHeader(ApiKey.METADATA, _METADATA_VERSION, 1, "fault-test"), request))
+def ask(port: int, request: Request, answer: type[ResponseT], version: int, timeout_s: float = _ASK_S) -> ResponseT:
+    """One request on a connection of its own; OSError when there is no answer soon."""
+    with socket.create_connection((HOST, port), timeout=timeout_s) as peer:
+        peer.sendall(encode_request(RequestHeader(answer.api_key, version, 1, "fault-test"), request))
         size = int.from_bytes(_exactly(peer, 4))
-        return decode_response(MetadataResponse, _METADATA_VERSION, _exactly(peer, size))[1]
+        return decode_response(answer, version, _exactly(peer, size))[1]
 
 
 def _exactly(peer: socket.socket, count: int) -> bytes:
