@@ -39,7 +39,7 @@ LINKS: Final = "MILLRACE_TEST_LINKS"
 _PR_SET_PDEATHSIG: Final = 1
 _POWER_CUT_STATUS: Final = 137
 DESCRIPTORS: Final = 256
-ADDRESS_SPACE_BYTES: Final = 1024**3
+ADDRESS_SPACE_BYTES: Final = 640 * 1024**2
 
 BUGS: Final[dict[str, Callable[[], None]]] = {}
 

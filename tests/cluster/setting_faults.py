@@ -74,7 +74,7 @@ BROKER_VALUES: Final[Mapping[str, tuple[str, ...]]] = {
     "log.cleaner.dedupe.buffer.load.factor": ("0.5",),
     "log.cleaner.dedupe.buffer.size": ("1000000",),
     "log.cleaner.io.buffer.size": ("65536",),
-    "log.cleaner.io.max.bytes.per.second": ("100000",),
+    "log.cleaner.io.max.bytes.per.second": ("100000.0",),
     "log.cleaner.threads": ("0", "2"),
     "log.dirs.min.free.bytes": ("0", "1000000"),
     "log.flush.interval.ms": ("50",),
