@@ -18,11 +18,15 @@ from rich.console import Console
 from rich.table import Table
 
 from cluster import failover
+from cluster.disk_faults import DISK_ROWS
 from cluster.faults import ROWS, Row
 from cluster.group_faults import GROUP_ROWS
 from cluster.link_faults import LINK_ROWS
+from cluster.machine_faults import MACHINE_ROWS
 from cluster.queue_faults import QUEUE_ROWS
 from cluster.rounds import Clusters, Result, Scale
+from cluster.setting_faults import SETTING_ROWS
+from cluster.topic_faults import TOPIC_ROWS
 from support.cluster_processes import ClusterProcesses
 
 _KEPT_LOG_LINES = 200
@@ -113,7 +117,7 @@ def main() -> int:
         return failover.measure(console)
     session = Session(console, options.only, options.seed, options.keep)
     rows = []
-    for row in (*ROWS, *LINK_ROWS, *GROUP_ROWS, *QUEUE_ROWS):
+    for row in (*ROWS, *LINK_ROWS, *DISK_ROWS, *MACHINE_ROWS, *SETTING_ROWS, *TOPIC_ROWS, *GROUP_ROWS, *QUEUE_ROWS):
         scale = row.short if options.short else dataclasses.replace(row.full, acked=row.acked)
         results = run_row(row, scale, options.rounds or row.rounds, session)
         rows.append((row, results))

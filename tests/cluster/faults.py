@@ -309,6 +309,9 @@ class Variant:
     proxied: bool = False
     settings: tuple[tuple[str, str], ...] = ()
     """Of the brokers, besides those that every round has."""
+    planted: str = "nothing"
+    """Where the faults happen that the harness cannot do from outside (`planted`)."""
+    log_dirs: int = 1
     short: bool = True
     """Whether it is among the short rounds of `make test-cluster`, too."""
 
@@ -320,6 +323,8 @@ class Variant:
             proxied=self.proxied,
             session_timeout_ms=scale.session_timeout_ms,
             settings=((lag,) if self.proxied else ()) + self.settings,
+            planted=self.planted,
+            log_dirs=self.log_dirs,
         )
 
 

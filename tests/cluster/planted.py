@@ -1,8 +1,10 @@
 """Starts a broker of a fault test, with a bug planted in it: `python planted.py BUG -- broker --config FILE`.
 
 Each bug is one that a broker of this kind has had somewhere; a fault test that stays green under it proves nothing. The
-patch is made in the process before the broker starts. `nothing` plants nothing, `power-loss` only gives the broker a
-disk that forgets what was not synced when its standard input says so.
+patch is made in the process before the broker starts. `nothing` plants nothing. These are no bugs, but a place where
+faults happen: `power-loss` is a disk that forgets what was not synced, `obedient` has disks that fail or are slow and a
+clock that jumps, each when a line on standard input says so; `few-descriptors` and `little-memory` are limits of the
+process.
 
 In a network that can be cut the names of the other brokers lead to this broker's own links (`support.tcp_proxy`).
 
@@ -12,22 +14,32 @@ The process dies with its parent, whatever happens to that: brokers must not out
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
+import random
+import resource
 import signal
 import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Any, Final
 
+from millrace.clock import SystemClock
+from millrace.records.compression import Buffer
+from millrace.storage.files import Files
 from support.disk import FaultyFiles
 
-POWER_CUT: Final = b"power cut\n"
+Command = Callable[[str], None]
+"""What a line on standard input does; it gets what follows the command's name."""
 LINKS: Final = "MILLRACE_TEST_LINKS"
 _PR_SET_PDEATHSIG: Final = 1
 _POWER_CUT_STATUS: Final = 137
+DESCRIPTORS: Final = 256
+ADDRESS_SPACE_BYTES: Final = 640 * 1024**2
 
 BUGS: Final[dict[str, Callable[[], None]]] = {}
 
@@ -66,17 +78,22 @@ class ForgetfulDisk(FaultyFiles):
 
         return locked
 
+    def _size_bytes(self) -> int:
+        return sum(path.stat().st_size for path in self.root.rglob("*") if path.is_file())
+
     def _knows(self, path: Path) -> bool:
         return path in self._names or path in self._durable_names
 
-    def cut_power(self) -> None:
+    def cut_power(self, _: str) -> None:
         """Never returns."""
         self.lock.acquire()
         # Files that other parts keep here in their own way (a metadata store) are none of this disk's business.
         foreign = {path: path.read_bytes() for path in self.root.iterdir() if path.is_file() and not self._knows(path)}
+        before = self._size_bytes()
         self.crash()
         for path, data in foreign.items():
             path.write_bytes(data)
+        _say(f"power cut: {before - self._size_bytes()} bytes are forgotten")
         os._exit(_POWER_CUT_STATUS)
 
 
@@ -101,21 +118,131 @@ def skipped_flush() -> None:
 
 
 def _put_disk(kind: type[ForgetfulDisk]) -> None:
+    def parts(config: Any) -> dict[str, Any]:
+        disk = kind(Path(config.log_dirs[0]))
+        _obey({"power cut": disk.cut_power})
+        return {"files": disk}
+
+    _put_parts(parts)
+
+
+def _put_parts(make: Callable[[Any], dict[str, Any]]) -> None:
+    """Give the broker these parts instead of its own; `make` gets its settings."""
     import millrace.broker as composition
 
-    class OnThisDisk(composition.Broker):
+    class OfTheseParts(composition.Broker):
         def __init__(self, config: Any, **parts: Any) -> None:
-            disk = kind(Path(config.log_dirs[0]))
-            threading.Thread(target=_watch_input, args=(disk,), daemon=True).start()
-            super().__init__(config, files=disk, **parts)
+            super().__init__(config, **{**parts, **make(config)})
 
-    composition.Broker = OnThisDisk  # type: ignore[misc]
+    composition.Broker = OfTheseParts  # type: ignore[misc]
 
 
-def _watch_input(disk: ForgetfulDisk) -> None:
-    for line in sys.stdin.buffer:
-        if line == POWER_CUT:
-            disk.cut_power()
+def _obey(commands: Mapping[str, Command]) -> None:
+    """From now on do what standard input says: one command per line, by the words that it begins with."""
+
+    def watch() -> None:
+        for line in sys.stdin:
+            for name, command in commands.items():
+                if line.startswith(name):
+                    command(line.removeprefix(name).strip())
+
+    threading.Thread(target=watch, name="planted commands", daemon=True).start()
+
+
+class ObedientDisk(Files):
+    """The disks of the broker, of which one may fail for good, and all may be slow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._failing: list[tuple[str, str]] = []
+        self._delay_s: tuple[float, float] = (0.0, 0.0)
+        self._delays = 0
+        self._delayed_s = 0.0
+
+    def fail(self, what: str) -> None:
+        """`CALL DIRECTORY`: from now on this call raises EIO for every file below the directory."""
+        call, directory = what.split(" ", 1)
+        self._failing.append((call, f"{directory}/"))
+        _say(f"{call} fails in {directory}")
+
+    def slow(self, what: str) -> None:
+        """`LEAST MOST`: every sync takes a random time between these seconds."""
+        least, most = map(float, what.split())
+        self._delays, self._delayed_s, self._delay_s = 0, 0.0, (least, most)
+        _say(f"a sync takes {least} to {most} s")
+
+    def fast(self, _: str) -> None:
+        self._delay_s = (0.0, 0.0)
+        _say(f"{self._delays} syncs were delayed by {self._delayed_s:.3f} s in all")
+
+    def sys_pwritev(self, path: Path, fd: int, buffers: Sequence[Buffer], position: int) -> int:
+        self._check("pwritev", path)
+        return super().sys_pwritev(path, fd, buffers, position)
+
+    def sys_datasync(self, path: Path, fd: int) -> None:
+        least, most = self._delay_s
+        if most:
+            delay_s = random.uniform(least, most)
+            time.sleep(delay_s)
+            self._delays += 1
+            self._delayed_s += delay_s
+        self._check("fdatasync", path)
+        super().sys_datasync(path, fd)
+
+    def _check(self, call: str, path: Path) -> None:
+        if self._failing and any(call == each and str(path).startswith(root) for each, root in self._failing):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+class JumpingClock(SystemClock):
+    """The machine's clock, but for its wall time, which may be set."""
+
+    def __init__(self) -> None:
+        self._shift_ms = 0
+        self._said = True
+
+    def jump(self, what: str) -> None:
+        """`MILLISECONDS`: how far from now on wall time is ahead of the machine's (negative: behind it)."""
+        self._shift_ms = int(what)
+        self._said = False
+
+    def wall_ms(self) -> int:
+        if not self._said:
+            self._said = True
+            _say(f"the broker was told a time that is {self._shift_ms} ms ahead")
+        return super().wall_ms() + self._shift_ms
+
+
+@bug("obedient")
+def obedient() -> None:
+    """No bug: the broker as it is, with disks and a clock that do as they are told."""
+
+    def parts(_: Any) -> dict[str, Any]:
+        disk, clock = ObedientDisk(), JumpingClock()
+        _obey({"fail ": disk.fail, "slow ": disk.slow, "fast": disk.fast, "clock ": clock.jump})
+        return {"files": disk, "clock": clock}
+
+    _put_parts(parts)
+
+
+def _say(text: str) -> None:
+    """A line in the broker's log, by which a test knows that the fault happened."""
+    print(f"planted: {text}", flush=True)
+
+
+# --- limits of the process --------------------------------------------------------------------------------------------
+
+
+@bug("few-descriptors")
+def few_descriptors() -> None:
+    """No bug: the broker as it is, with room for few open files and sockets."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
+
+
+@bug("little-memory")
+def little_memory() -> None:
+    """No bug: the broker as it is, in a small address space."""
+    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE_BYTES, ADDRESS_SPACE_BYTES))
 
 
 # --- replication ------------------------------------------------------------------------------------------------------
@@ -162,6 +289,16 @@ def ignored_epoch() -> None:
 
     Partition.serve_follower = serve_anybody  # type: ignore[method-assign]
     Partition.check_leader_epoch = lambda self, epoch: None  # type: ignore[method-assign]
+
+
+@bug("ignored-directories")
+def ignored_directories() -> None:
+    """Whatever lay in whichever directory is taken to be there, by the controller and by the broker itself."""
+    from millrace.cluster.image import BrokerImage
+    from millrace.replication.replicas import Replicas
+
+    BrokerImage.has_directory = lambda self, directory: True  # type: ignore[method-assign]
+    Replicas._is_here = lambda self, state: True  # type: ignore[method-assign]
 
 
 @bug("no-deduplication")

@@ -18,10 +18,10 @@ from typing import Final, Self
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from cluster.workload import CLIENT, CONSUMER, read_everything
+from cluster.workload import CLIENT, CONSUMER, FILLER, read_everything
 from support.checker import Anomaly, Report, check
 from support.checker_metadata import check_log, read_log
-from support.checker_replicas import compare
+from support.checker_replicas import compare, compare_compacted, vanished
 from support.cluster_processes import ClusterProcesses, Layout, wait_for
 from support.history import Event, read_histories
 from support.maven import ROOT
@@ -62,6 +62,31 @@ SHORT: Final = Scale(acked=5_000, bounces=2, rate=1_500, session_timeout_ms=3000
 FULL: Final = Scale(acked=30_000, bounces=10, rate=1_500, session_timeout_ms=6000, outage_s=30)
 
 
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What a round's records are like, and the settings of the topic that they go to."""
+
+    settings: tuple[tuple[str, str], ...] = ()
+    codecs: tuple[str, ...] = ("none",)
+    """Of the producers, in turn."""
+    batch_bytes: int | None = None
+    """The largest batch, where segments are small: one that does not fit is refused."""
+    keyed: bool = False
+    """Every record has a key of its own."""
+    fillers: bool = False
+    """As many records again that compaction may remove, all of one key."""
+    compacted: bool = False
+    """Replicas may be compacted, each at its own time."""
+
+    def options(self, producer: int) -> list[str]:
+        flags = [name for name, wanted in (("--keyed", self.keyed), ("--fillers", self.fillers)) if wanted]
+        size = [] if self.batch_bytes is None else ["--batch-bytes", str(self.batch_bytes)]
+        return ["--compression", self.codecs[producer % len(self.codecs)], *size, *flags]
+
+
+PLAIN: Final = Traffic()
+
+
 class Clients:
     """The client processes of a round."""
 
@@ -75,6 +100,7 @@ class Clients:
         partitions: int = PARTITIONS,
         consumers: int = 1,
         client_defaults: bool = False,
+        traffic: Traffic = PLAIN,
     ) -> None:
         self.directory = directory
         self._scale = scale
@@ -86,7 +112,8 @@ class Clients:
         self._readers: dict[str, threading.Thread] = {}
         for number in range(1, scale.producers + 1):
             rate = ("--rate", str(scale.rate // scale.producers))
-            self._start("producer", number, *rate, *(["--client-defaults"] if client_defaults else []))
+            more = [*traffic.options(number), *(["--client-defaults"] if client_defaults else [])]
+            self._start("producer", number, *rate, *more)
         for number in range(1, consumers + 1):
             self._start("consumer", number)
 
@@ -234,6 +261,7 @@ class Stage:
     marks: list[str] = field(default_factory=list)
     """What was done, for the reader of a failure."""
     limits: Limits | None = None
+    traffic: Traffic = PLAIN
 
     def leader(self, index: int = 0) -> int:
         return self.cluster.leader(self.topic, index)
@@ -243,6 +271,13 @@ class Stage:
 
     def controller(self) -> int:
         return self.cluster.controller()
+
+    def log_directory(self, broker_id: int, index: int = 0) -> Path:
+        """Where a broker has its replica of a partition."""
+        found = self.cluster.brokers[broker_id].log_directory(self.topic, index)
+        if found is None:
+            raise ServerFailed(f"broker {broker_id} has no replica of {self.topic}-{index}")
+        return found
 
     def mark(self, text: str) -> None:
         self.marks.append(f"{self.clients.acked:>7} acked: {text}")
@@ -290,7 +325,9 @@ class Result:
         return "\n".join([counts, *report.lines(), *self.failures, *(f"  {mark}" for mark in self.marks)])
 
 
-def run_round(cluster: ClusterProcesses, fault: Fault, scale: Scale, seed: int = 0) -> Result:
+def run_round(
+    cluster: ClusterProcesses, fault: Fault, scale: Scale, seed: int = 0, *, traffic: Traffic = PLAIN
+) -> Result:
     """One round on a running cluster, with a topic of its own; everything that is wrong is in the result."""
     result = Result()
     started = time.monotonic()
@@ -298,9 +335,9 @@ def run_round(cluster: ClusterProcesses, fault: Fault, scale: Scale, seed: int =
     directory = cluster.home / "history" / topic
     directory.mkdir(parents=True)
     try:
-        create_topic(cluster, topic)
-        with Clients(cluster.bootstrap, topic, scale, directory) as clients:
-            stage = Stage(cluster, clients, topic, scale, random.Random(seed), result.marks)
+        create_topic(cluster, topic, settings=dict(traffic.settings))
+        with Clients(cluster.bootstrap, topic, scale, directory, traffic=traffic) as clients:
+            stage = Stage(cluster, clients, topic, scale, random.Random(seed), result.marks, traffic=traffic)
             result.failures += disturb(stage, fault, result)
             result.failures += clients.stop()
             judge(stage, result)
@@ -311,9 +348,12 @@ def run_round(cluster: ClusterProcesses, fault: Fault, scale: Scale, seed: int =
     return result
 
 
-def create_topic(cluster: ClusterProcesses, topic: str, partitions: int = PARTITIONS) -> None:
+def create_topic(
+    cluster: ClusterProcesses, topic: str, partitions: int = PARTITIONS, *, settings: dict[str, str] | None = None
+) -> None:
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap, **CLIENT})
-    new = NewTopic(topic, num_partitions=partitions, replication_factor=min(3, cluster.layout.brokers))
+    replicas = min(3, cluster.layout.brokers)
+    new = NewTopic(topic, num_partitions=partitions, replication_factor=replicas, config=settings or {})
     admin.create_topics([new], operation_timeout=20)[topic].result(30)
     cluster.wait_whole(topic, _CREATED_WITHIN_S)
 
@@ -357,8 +397,21 @@ def judge(stage: Stage, result: Result) -> list[Event]:
         if stage.limits is not None:
             result.failures += stage.limits.exceeded(log[-1].controller_epoch, result.report.longest_pause_s)
     for index, end in ends.items():
-        result.failures += compare(replica_directories(cluster, topic, index), end)
+        result.failures += differences(stage, index, end)
     return events
+
+
+def differences(stage: Stage, index: int, high_watermark: int) -> list[str]:
+    """Where the replicas that the cluster names differ on disk."""
+    cluster, topic = stage.cluster, stage.topic
+    replicas = {each: cluster.brokers[each].log_directory(topic, index) for each in cluster.replicas(topic, index)}
+    found = {broker_id: path for broker_id, path in replicas.items() if path is not None}
+    missing = vanished(f"{topic}-{index}", replicas, high_watermark)
+    if not found:
+        return missing
+    if stage.traffic.compacted:
+        return missing + compare_compacted(found, high_watermark, FILLER)
+    return missing + compare(found, high_watermark)
 
 
 def high_watermarks(bootstrap: str, topic: str, partitions: int = PARTITIONS) -> dict[int, int]:
@@ -370,11 +423,6 @@ def high_watermarks(bootstrap: str, topic: str, partitions: int = PARTITIONS) ->
         }
     finally:
         consumer.close()
-
-
-def replica_directories(cluster: ClusterProcesses, topic: str, index: int) -> dict[int, Path]:
-    found = {broker_id: broker.data / f"{topic}-{index}" for broker_id, broker in cluster.brokers.items()}
-    return {broker_id: path for broker_id, path in found.items() if path.is_dir()}
 
 
 class Clusters:

@@ -14,6 +14,8 @@ from millrace.metadata.deltas import (
     Change,
     ClusterCreated,
     ControllerChanged,
+    Directories,
+    DirectoriesChanged,
     PartitionChanged,
     PartitionState,
     ProducerIdsAllocated,
@@ -84,6 +86,13 @@ def test_a_log_that_keeps_the_rules() -> None:
         ),
         ([(1, [BrokerFenced(1, 1, fenced=True)])], "is led by 1; live [2, 3]"),
         ([(1, [registered(2, 5)])], "trusts the new incarnation of 2"),
+        (
+            [
+                (1, [changed(directories=("a", "b", "c"), partition_epoch=1)]),
+                (1, [DirectoriesChanged(1, 1, Directories(("d",)))]),
+            ],
+            "is led by 1, which does not have directory a",
+        ),
         ([(1, [ProducerIdsAllocated(1, 1000, 1000), ProducerIdsAllocated(2, 1500, 1000)])], "producer ids from 500"),
     ],
 )
@@ -101,6 +110,19 @@ def test_a_partition_may_change_twice_in_one_delta() -> None:
                 changed(isr=(1, 2, 3), partition_epoch=2),
                 BrokerFenced(1, 1, fenced=True),
                 changed(isr=(2, 3), leader=3, leader_epoch=1, partition_epoch=3),
+            ],
+        ),
+    )
+
+
+def test_an_eligible_replica_may_lead() -> None:
+    assert not judged(
+        (1, [changed(isr=(1,), elr=(2,), partition_epoch=1)]),
+        (
+            1,
+            [
+                BrokerFenced(1, 1, fenced=True),
+                changed(isr=(2,), leader=2, leader_epoch=1, partition_epoch=2),
             ],
         ),
     )

@@ -7,6 +7,7 @@ from typing import Final
 
 import pytest
 
+from cluster.disk_faults import first_back_with_empty_disks
 from cluster.faults import (
     cut_power_of_all,
     deaf_leader_killed,
@@ -57,6 +58,12 @@ def test_no_deduplication() -> None:
 
 def test_a_flush_that_is_skipped() -> None:
     result = caught("skipped-flush", cut_power_of_all)
+    assert result.lost, result.describe()
+
+
+def test_directories_that_are_ignored() -> None:
+    """Whoever was the last one in the ISR leads, and what it has is nothing: the others follow it."""
+    result = caught("ignored-directories", first_back_with_empty_disks)
     assert result.lost, result.describe()
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from millrace.records.batch import STAMP
 from support.batches import batch
-from support.checker_replicas import compare
+from support.checker_replicas import compare, compare_compacted, vanished
 
 RECORDS = 3
 
@@ -80,3 +80,24 @@ def test_a_gap_is_found_even_where_all_replicas_have_it(pair: dict[int, Path]) -
         size = len(stamped(0, 0))
         log.write_bytes(log.read_bytes()[:size] + log.read_bytes()[2 * size :])
     assert compare(pair, 9)[0] == "topic-0 of broker 1: offset 6 follows 3"
+
+
+def test_a_replica_that_vanished_is_found(pair: dict[int, Path]) -> None:
+    written(pair[1], [0, 0])
+    pair[2].mkdir(parents=True)
+    missing = ["topic-0 of broker 2 has vanished", "topic-0 of broker 3 has vanished"]
+    assert vanished("topic-0", {**pair, 3: None}, 6) == missing
+    assert vanished("topic-0", {**pair, 3: None}, 0) == []
+    assert vanished("topic-0", {1: pair[1]}, 6) == []
+
+
+def test_compacted_replicas_may_differ_in_what_is_superseded_only(pair: dict[int, Path]) -> None:
+    written(pair[1], [0, 0, 0])
+    written(pair[2], [0, 0])
+    assert compare_compacted(pair, 6, b"k9") == []
+    assert compare_compacted(pair, 9, b"k9") == ["topic-0 of brokers 1 and 2 differ at offset 6"]
+    log = pair[2] / f"{0:020}.log"
+    log.write_bytes(log.read_bytes()[len(stamped(0, 0)) :])
+    assert compare_compacted(pair, 6, b"k9") == ["topic-0 of brokers 1 and 2 differ at offset 0"]
+    log.write_bytes(stamped(1, 0) + stamped(3, 0))
+    assert "differ at offset" in compare_compacted(pair, 6, b"k0")[0]

@@ -12,6 +12,7 @@ import itertools
 import sys
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -35,6 +36,8 @@ _REPORT_S: Final = 0.1
 _FLUSH_S: Final = 60
 _POLL_RECORDS: Final = 500
 _COMPLAINTS: Final = 10
+FILLER: Final = b"filler"
+"""The key of records that compaction may remove: readers pass over them."""
 
 Settings = dict[str, str | int | float]
 
@@ -89,8 +92,18 @@ class Load:
     def __init__(self, options: argparse.Namespace, history: HistoryWriter) -> None:
         self.acked = 0
         settings = DEFAULTS if options.client_defaults else PRODUCER
-        self._producer = Producer({"bootstrap.servers": options.bootstrap, **settings})
+        self._producer = Producer(
+            {
+                "bootstrap.servers": options.bootstrap,
+                **settings,
+                "compression.type": options.compression,
+                # What has waited for a while must still fit a small segment.
+                **({} if options.batch_bytes is None else {"batch.size": options.batch_bytes}),
+            }
+        )
         self._history = history
+        self._keyed: bool = options.keyed
+        self._fillers: bool = options.fillers
         self._topic: str = options.topic
         self._partitions: int = options.partitions
         self._number: int = options.number
@@ -105,15 +118,30 @@ class Load:
             self._history.write(Outcome.INVOKE, Action.SEND, key, op=op, value=value_of(self._number, op))
         self._history.flush()
         for op in ops:
-            data = encode_record(value_of(self._number, op), self._payload)
-            while True:
-                try:
-                    self._producer.produce(
-                        self._topic, data, partition=op % self._partitions, on_delivery=partial(self._ended, op)
-                    )
-                    break
-                except BufferError:
-                    self.wait(_TICK_S)
+            if self._fillers:
+                self._produce(op, FILLER, b"%d" % op)
+            value = value_of(self._number, op)
+            self._produce(
+                op,
+                b"%d" % value if self._keyed else None,
+                encode_record(value, self._payload),
+                partial(self._ended, op),
+            )
+
+    def _produce(
+        self,
+        op: int,
+        key: bytes | None,
+        data: bytes,
+        on_delivery: Callable[[KafkaError | None, Message], None] | None = None,
+    ) -> None:
+        while True:
+            try:
+                self._producer.produce(self._topic, data, key, partition=op % self._partitions, on_delivery=on_delivery)
+            except BufferError:
+                self.wait(_TICK_S)
+            else:
+                return
 
     def wait(self, seconds: float) -> None:
         self._producer.poll(seconds)
@@ -175,6 +203,8 @@ def consume(options: argparse.Namespace, stopping: threading.Event) -> int:
                     if message.error() is not None:
                         complain(f"poll: {message.error()}")
                         continue
+                    if message.key() == FILLER:
+                        continue
                     key, value = keys[message.partition() or 0], decode_record(message.value())
                     history.write(Outcome.OK, Action.POLL, key, op=op, value=value, offset=message.offset() or 0)
                     total += 1
@@ -200,9 +230,10 @@ def read_everything(
                     if message.error() is not None:
                         continue
                     index, offset = message.partition() or 0, message.offset() or 0
-                    value = decode_record(message.value())
-                    history.write(Outcome.OK, Action.FINAL, key_of(topic, index), op=0, value=value, offset=offset)
                     positions[index] = max(positions[index], offset + 1)
+                    if message.key() != FILLER:
+                        value = decode_record(message.value())
+                        history.write(Outcome.OK, Action.FINAL, key_of(topic, index), op=0, value=value, offset=offset)
         finally:
             consumer.close()
     return positions
@@ -232,6 +263,10 @@ def main() -> int:
     parser.add_argument("--history", type=Path, required=True)
     parser.add_argument("--rate", type=int, default=500, help="records per second")
     parser.add_argument("--size", type=int, default=100, help="bytes of payload")
+    parser.add_argument("--compression", default="none", help="compression.type of the producer")
+    parser.add_argument("--batch-bytes", type=int, help="batch.size of the producer")
+    parser.add_argument("--keyed", action="store_true", help="every record has a key of its own")
+    parser.add_argument("--fillers", action="store_true", help="before each record one that compaction may remove")
     parser.add_argument("--client-defaults", action="store_true", help="librdkafka's own timeouts and pauses")
     options = parser.parse_args()
     die_with_parent()

@@ -3,7 +3,8 @@
     one writer      controller epochs rise, and a delta carries the epoch of the controller that announced itself last
     one order       deltas are numbered without gaps
     one leader      a leader epoch of a partition names one leader; every new leader raises it
-    from the ISR    a leader lives and is in the ISR, a new one was in it before; the ISR is never empty
+    from the ISR    a leader lives and is in the ISR, a new one was in it before, or eligible; the ISR is never empty
+    on its disk     a leader's broker has the directory in which its replica lies
     no new trust    whoever joins an ISR lives; a new incarnation is in no ISR that has another live member
     no number twice partition epochs rise by one, blocks of producer ids do not overlap
 
@@ -29,6 +30,7 @@ from millrace.metadata.deltas import (
     Change,
     ChangeSet,
     ControllerChanged,
+    DirectoriesChanged,
     PartitionChanged,
     PartitionsAdded,
     PartitionState,
@@ -37,6 +39,7 @@ from millrace.metadata.deltas import (
     TopicDeleted,
     decode,
 )
+from millrace.model import UNASSIGNED_DIRECTORY
 
 NOBODY: Final = -1
 _PACKED: Final = struct.Struct(">cI")
@@ -97,6 +100,8 @@ class _Judge:
     number: int = 0
     controller_epoch: int = -1
     live: set[int] = field(default_factory=set)
+    directories: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    """Those that a broker has, as far as it has said."""
     partitions: dict[tuple[uuid.UUID, int], PartitionState] = field(default_factory=dict)
     leaders: dict[tuple[uuid.UUID, int, int], int] = field(default_factory=dict)
     next_producer_id: int = 0
@@ -115,6 +120,8 @@ class _Judge:
         self._check_all(delta, anew)
 
     def _take_change(self, delta: Delta, change: Change) -> None:
+        if isinstance(change, BrokerRegistered | DirectoriesChanged):
+            self.directories[change.broker_id] = change.directories.online
         match change:
             case ControllerChanged(broker_id, epoch):
                 # A controller that resigns says so in its own epoch.
@@ -167,7 +174,7 @@ class _Judge:
             self._wrong(delta, text)
         if state.leader_epoch < before.leader_epoch:
             self._wrong(delta, f"{place} goes back from leader epoch {before.leader_epoch} to {state.leader_epoch}")
-        if state.leader not in {before.leader, NOBODY, *before.isr}:
+        if state.leader not in {before.leader, NOBODY, *before.isr, *before.elr}:
             self._wrong(delta, f"{place} is led by {state.leader}, which was not in ISR {before.isr}")
         for broker_id in set(state.isr) - set(before.isr) - self.live:
             self._wrong(delta, f"{place} has {broker_id} join its ISR, which does not live")
@@ -177,9 +184,17 @@ class _Judge:
             place = f"partition {key[0].hex[:8]}-{key[1]}"
             if state.leader != NOBODY and (state.leader not in self.live or state.leader not in state.isr):
                 self._wrong(delta, f"{place} is led by {state.leader}; live {sorted(self.live)}, ISR {state.isr}")
+            elif state.leader != NOBODY and not self._present(state, state.leader):
+                directory = state.directory_of(state.leader)
+                self._wrong(delta, f"{place} is led by {state.leader}, which does not have directory {directory}")
             for broker_id in anew & set(state.isr):
-                if (set(state.isr) - {broker_id}) & self.live - anew:
+                if any(self._present(state, each) for each in {*state.isr} - {broker_id} - anew):
                     self._wrong(delta, f"{place} trusts the new incarnation of {broker_id}, ISR {state.isr}")
+
+    def _present(self, state: PartitionState, broker_id: int) -> bool:
+        """Whether a replica is there: its broker lives, and has the directory in which it lies."""
+        directory, online = state.directory_of(broker_id), self.directories.get(broker_id)
+        return broker_id in self.live and (not online or directory == UNASSIGNED_DIRECTORY or directory in online)
 
     def _wrong(self, delta: Delta, text: str) -> None:
         if text:

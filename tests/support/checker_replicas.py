@@ -1,7 +1,11 @@
 """Compares the replicas of a partition as they lie on disk: byte-equal batches and equal leader epochs.
 
 Up to the high watermark only: what lies beyond is not committed and may differ. Batches are compared by their offsets,
-not by their place in a file: segments may be cut at other offsets, and files may have a tail that was preallocated.
+not by their place in a file: segments may be cut at other offsets, and files may have a tail that was preallocated. A
+replica that is not there at all differs from every other.
+
+Replicas of a compacted topic are compacted each at its own time: of them the records are compared, but for those of
+keys that may go.
 """
 
 from __future__ import annotations
@@ -11,6 +15,9 @@ from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
+
+from millrace.records.batch import crc_matches
+from millrace.records.decode import Record, iter_records
 
 _HEAD: Final = struct.Struct(">qi")
 _EPOCH: Final = struct.Struct(">i")
@@ -39,6 +46,46 @@ def epochs(directory: Path) -> list[tuple[int, int]]:
     lines = (directory / EPOCHS_FILE).read_text().split("\n")
     pairs = [line.split(" ") for line in lines[2:] if line]
     return [(int(epoch), int(start)) for epoch, start in pairs]
+
+
+def vanished(name: str, directories: Mapping[int, Path | None], high_watermark: int) -> list[str]:
+    """Which replicas have no log although something is committed; a log is made with its first record."""
+    if not high_watermark:
+        return []
+    return [
+        f"{name} of broker {broker_id} has vanished"
+        for broker_id, path in directories.items()
+        if path is None or not any(path.glob("*.log"))
+    ]
+
+
+def compare_compacted(directories: Mapping[int, Path], high_watermark: int, filler: bytes) -> list[str]:
+    """As `compare`, of records instead of batches, and without those of the key `filler`."""
+    records = {
+        broker_id: {
+            record.offset: (record.key, record.value)
+            for _, _, data in batches(path)
+            for record in _records(data)
+            if record.offset < high_watermark and record.key != filler
+        }
+        for broker_id, path in directories.items()
+    }
+    first = min(directories)
+    return [
+        f"{directories[broker_id].name} of brokers {first} and {broker_id} differ at offset {min(offsets)}"
+        for broker_id, found in records.items()
+        if (
+            offsets := [
+                offset for offset in {*found, *records[first]} if found.get(offset) != records[first].get(offset)
+            ]
+        )
+    ]
+
+
+def _records(data: bytes) -> Iterator[Record]:
+    if not crc_matches(data):
+        return
+    yield from iter_records(data)
 
 
 def compare(directories: Mapping[int, Path], high_watermark: int) -> list[str]:

@@ -32,13 +32,14 @@ from typing import IO, Final, Self, TypeVar
 from millrace.local.children import free_ports
 from millrace.local.zookeeper import ZooKeeperServers
 from millrace.wire.frame import RequestHeader, decode_response, encode_request
-from millrace.wire.keys import ApiKey
 from millrace.wire.messages.cluster import MetadataRequest, MetadataResponse
+from millrace.wire.schema import Request, Response
 from support.maven import ROOT
 from support.servers import HOST, ServerFailed
 from support.tcp_proxy import ZOOKEEPER, Network, broker_host, broker_node
 
 T = TypeVar("T")
+ResponseT = TypeVar("ResponseT", bound=Response)
 
 START_S: Final = 60.0
 STOP_S: Final = 30.0
@@ -47,7 +48,6 @@ _PAUSE_S: Final = 0.02
 _METADATA_VERSION: Final = 9
 _READY: Final = re.compile(rb"^ready bootstrap=\S+", re.MULTILINE)
 _LAUNCHER: Final = ROOT / "tests" / "cluster" / "planted.py"
-POWER_CUT: Final = b"power cut\n"
 LINKS: Final = "MILLRACE_TEST_LINKS"
 
 
@@ -61,6 +61,8 @@ class Layout:
     session_timeout_ms: int = 6000
     planted: str = "nothing"
     """The bug that every broker runs with (`cluster/planted.py`)."""
+    log_dirs: int = 1
+    """How many disks a broker has."""
     settings: tuple[tuple[str, str], ...] = ()
 
 
@@ -91,11 +93,13 @@ class View:
 class BrokerProcess:
     """One broker: its ports, its directory, and its process if it runs."""
 
-    def __init__(self, broker_id: int, home: Path, planted: str) -> None:
+    def __init__(self, broker_id: int, home: Path, planted: str, log_dirs: int = 1) -> None:
         self.broker_id = broker_id
         self.client_port, self.replication_port = free_ports(HOST, 2)
         self.directory = home / f"broker-{broker_id}"
         self.data = self.directory / "data"
+        self.disks = (self.data, *(self.directory / f"data-{number}" for number in range(2, log_dirs + 1)))
+        """Its log directories, of which `data` is the first."""
         self.log_path = self.directory / "log"
         self.paused = False
         self.links: dict[str, int] = {}
@@ -117,8 +121,20 @@ class BrokerProcess:
     def running(self) -> bool:
         return self._process is not None
 
+    @property
+    def pid(self) -> int:
+        return self._up().pid
+
+    def log_directory(self, topic: str, index: int) -> Path | None:
+        """Where the replica of a partition lies on disk; None where there is none."""
+        found = [disk / f"{topic}-{index}" for disk in self.disks if (disk / f"{topic}-{index}").is_dir()]
+        if len(found) > 1:
+            raise ServerFailed(f"{self} has {topic}-{index} on {len(found)} disks")
+        return found[0] if found else None
+
     def configure(self, settings: Mapping[str, str]) -> None:
-        self.data.mkdir(parents=True, exist_ok=True)  # a test may have put a disk of its own there
+        for disk in self.disks:
+            disk.mkdir(parents=True, exist_ok=True)  # a test may have put a disk of its own there
         self._config_path.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
 
     def launch(self) -> None:
@@ -158,12 +174,36 @@ class BrokerProcess:
 
     def cut_power(self) -> None:
         """End at once and forget what was not synced; needs a planted disk that can (`power-loss...`)."""
+        self.tell("power cut")
+        self._up().wait(STOP_S)
+        self._ended()
+
+    def tell(self, command: str) -> None:
+        """A line for what is planted in the broker (`cluster/planted.py`)."""
         process = self._up()
         assert process.stdin is not None
-        process.stdin.write(POWER_CUT)
+        process.stdin.write(f"{command}\n".encode())
         process.stdin.flush()
-        process.wait(STOP_S)
+
+    def wait_logged(self, pattern: str, timeout_s: float = START_S, *, since: int | None = None) -> re.Match[str]:
+        """Wait for what matches in the log, since the last start or from a position on."""
+        start = self._log_start if since is None else since
+
+        def logged() -> re.Match[str] | None:
+            return re.search(pattern, self.log(start).decode(errors="replace"), re.MULTILINE)
+
+        return wait_for(logged, timeout_s, f"{self} did not log {pattern!r}")
+
+    def log_size(self) -> int:
+        """Where the next line of the log will be."""
+        return self.log_path.stat().st_size
+
+    def wait_ended(self, timeout_s: float = STOP_S) -> int:
+        """Wait until it has ended without being told to; its exit code."""
+        process = self._up()
+        status = wait_for(process.poll, timeout_s, f"{self} did not end")
         self._ended()
+        return status
 
     def terminate(self) -> None:
         """SIGTERM: a controlled shutdown. Returns when the process is gone."""
@@ -223,7 +263,8 @@ class ClusterProcesses:
         self.network: Network | None = Network() if layout.proxied else None
         self.zookeeper: ZooKeeperServers | None = None
         self.brokers = {
-            broker_id: BrokerProcess(broker_id, self.home, layout.planted) for broker_id in range(1, layout.brokers + 1)
+            broker_id: BrokerProcess(broker_id, self.home, layout.planted, layout.log_dirs)
+            for broker_id in range(1, layout.brokers + 1)
         }
         self._zookeeper_down: set[int] = set()
 
@@ -340,7 +381,7 @@ class ClusterProcesses:
         wanted = [] if topic is None else [MetadataRequest.MetadataRequestTopic(name=topic)]
         request = MetadataRequest(topics=wanted, allow_auto_topic_creation=False)
         try:
-            response = ask(self.brokers[broker_id].client_port, request)
+            response = ask(self.brokers[broker_id].client_port, request, MetadataResponse, _METADATA_VERSION)
         except OSError:
             return None
         partitions = {
@@ -420,7 +461,7 @@ class ClusterProcesses:
             "advertised.listeners": f"{client},REPLICATION://{replication_host}:{broker.replication_port}",
             "listener.security.protocol.map": "CLIENT:PLAINTEXT,REPLICATION:PLAINTEXT",
             "inter.broker.listener.name": "REPLICATION",
-            "log.dirs": str(broker.data),
+            "log.dirs": ",".join(str(disk) for disk in broker.disks),
             "default.replication.factor": str(min(3, self.layout.brokers)),
             "min.insync.replicas": "2" if several else "1",
             "auto.create.topics.enable": "false",
@@ -458,12 +499,12 @@ def wait_for(probe: Callable[[], T | None], timeout_s: float, failure: str, *, p
     return found
 
 
-def ask(port: int, request: MetadataRequest) -> MetadataResponse:
-    """One Metadata request on a connection of its own; OSError when there is no answer soon."""
-    with socket.create_connection((HOST, port), timeout=_ASK_S) as peer:
-        peer.sendall(encode_request(RequestHeader(ApiKey.METADATA, _METADATA_VERSION, 1, "fault-test"), request))
+def ask(port: int, request: Request, answer: type[ResponseT], version: int, timeout_s: float = _ASK_S) -> ResponseT:
+    """One request on a connection of its own; OSError when there is no answer soon."""
+    with socket.create_connection((HOST, port), timeout=timeout_s) as peer:
+        peer.sendall(encode_request(RequestHeader(answer.api_key, version, 1, "fault-test"), request))
         size = int.from_bytes(_exactly(peer, 4))
-        return decode_response(MetadataResponse, _METADATA_VERSION, _exactly(peer, size))[1]
+        return decode_response(answer, version, _exactly(peer, size))[1]
 
 
 def _exactly(peer: socket.socket, count: int) -> bytes:
