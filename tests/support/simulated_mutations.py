@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import pytest
 
-from millrace.cluster import controller, elections, reassignments
+from millrace.cluster import controller, elections, reassignments, recovery
 from millrace.cluster.elections import IsrProposal
 from millrace.cluster.image import BrokerImage
 from millrace.replication import isr, replicas
@@ -174,12 +174,12 @@ def promise_before_the_flush(patch: pytest.MonkeyPatch) -> None:
 @mutation
 def unclean_leader_elected(patch: pytest.MonkeyPatch) -> None:
     """A replica outside of the ISR is elected although the topic does not allow it."""
-    settle = elections.settle
+    plan_recovery = recovery.plan_recovery
 
-    def settle_at_any_price(state: Any, there: Any, *, rules: Any, **more: Any) -> Any:
-        return settle(state, there, rules=replace(rules, unclean=True), **more)
+    def plan_at_any_price(image: Any, ends: Any, since: Any, now_s: float, rules_of: Any) -> Any:
+        return plan_recovery(image, ends, since, now_s, lambda topic: replace(rules_of(topic), unclean=True))
 
-    patch.setattr(elections, "settle", settle_at_any_price)
+    patch.setattr(recovery, "plan_recovery", plan_at_any_price)
 
 
 @mutation
