@@ -236,16 +236,14 @@ class LogDirs:
             self.on_space(directory)
 
     def note_failed_write(self, partition: TopicPartition, error: StorageError) -> None:
-        """A record could not be written: the disk is full, or the directory goes offline."""
-        directory = self._by_partition.get(partition)
-        cause = error.__cause__
-        is_the_process = isinstance(cause, OSError) and cause.errno in _OWN_LIMITS
-        if directory is None or is_the_process or isinstance(error, CorruptLogError):
+        """A record could not be written: if it was the disk that refused it, that is full, or goes offline."""
+        directory, cause = self._by_partition.get(partition), error.__cause__
+        if directory is None or not isinstance(cause, OSError) or cause.errno in _OWN_LIMITS:
             return
         if isinstance(error, DiskFullError):
             directory.full_until_s = self._clock.monotonic() + HELD_S
             self._set_full(directory, True)
-        elif directory.logs[partition].failure is None:  # one that is offline alone has said so
+        else:
             directory.fail(error)
 
     @property
