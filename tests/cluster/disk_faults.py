@@ -434,10 +434,10 @@ DISK_ROWS: Final = (
             Variant("power loss of two", power_loss(2), planted="power-loss"),
             Variant("power loss of three", power_loss(3), planted="power-loss"),
         ),
-        15,
-        100_000,
+        6,
+        250_000,
         SHORT_DISK,
-        Scale(acked=100_000, bounces=10, rate=4_000, session_timeout_ms=6000, outage_s=30),
+        Scale(acked=250_000, bounces=10, rate=4_000, session_timeout_ms=6000, outage_s=30),
         rolling_round,
     ),
 )

@@ -155,7 +155,7 @@ def deleted_and_created_again(stage: Stage) -> None:
     """
     cluster, name = stage.cluster, f"{stage.topic}-again"
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap, **CLIENT})
-    for life in range(stage.scale.bounces + 2):
+    for life in range(stage.scale.bounces + 1):
         create_topic(cluster, name, 2, settings=dict(stage.traffic.settings))
         sent = [b"life %d record %d" % (life, number) for number in range(200 + 100 * (life % 2))]
         victim = stage.rng.choice(list(cluster.brokers))

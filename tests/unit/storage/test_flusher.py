@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from millrace.clock import ManualClock, SystemClock
+from millrace.errors import StorageError
 from millrace.model import TopicPartition
 from millrace.storage.files import Files
 from millrace.storage.flusher import Flusher
@@ -279,6 +280,23 @@ async def test_a_segment_deleted_during_its_sync_is_harmless(tmp_path: Path) -> 
     assert flusher.failure is None
     assert files.open_count <= 1
     log.close()
+
+
+async def test_a_log_that_fails_during_its_sync_counts_for_nothing_and_the_flusher_ends(tmp_path: Path) -> None:
+    """A write fails while an earlier one is being synced: who is told of a flush would ask a log that is offline."""
+    files = SlowFiles()
+    log = make(tmp_path, files)
+    flusher = Flusher("d", files=files, clock=SystemClock())
+    flusher.start()
+    log.request_flush = flusher.request
+    told: list[int] = []
+    log.on_flushed.append(lambda: told.append(log.flushed_offset))
+    add(log)
+    await asyncio.to_thread(files.began.wait)
+    log.fail(StorageError("the disk is gone"))
+    files.go.set()
+    await asyncio.wait_for(flusher.stop(), 10)
+    assert not told
 
 
 async def test_a_log_deleted_during_its_sync_is_harmless(tmp_path: Path) -> None:
