@@ -100,7 +100,7 @@ class Brokers:
             await self.leads(brokers[0], name, index)
             leader = self.replica(brokers[0], name, index)
             leader.log.ensure_loaded()
-            await until(lambda leader=leader, count=len(brokers): len(leader.in_step) == count - 1)  # type: ignore[misc]
+            await until(lambda leader=leader, count=len(brokers): len(in_step(leader)) == count - 1)  # type: ignore[misc]
 
     def replica(self, broker_id: int, topic: str, index: int = 0) -> Partition:
         found = self.services(broker_id).replicas.held(topic, index)
@@ -116,6 +116,11 @@ class Brokers:
         """Append and return when it is committed."""
         async with asyncio.timeout(timeout_s):
             await leader.wait_committed(leader.append(batch(count)).last_offset)
+
+
+def in_step(partition: Partition) -> frozenset[int]:
+    """The followers that a leader has heard of and that are in its ISR."""
+    return frozenset() if partition.leadership is None else partition.leadership.in_step
 
 
 async def until(holds: Callable[[], bool], timeout_s: float = 20.0) -> None:

@@ -156,15 +156,16 @@ class _ConsumerReader:
     def _nearer(self, partition: Partition, offset: int) -> int | None:
         """An in-sync follower in the client's rack that has `offset`, unless this broker is in that rack itself."""
         broker = self._context.broker
-        if not partition.is_leader or broker.config.rack == self._rack:
+        leadership = partition.leadership
+        if leadership is None or broker.config.rack == self._rack:
             return None
         return next(
             (
                 each
-                for each in sorted(partition.in_step)
+                for each in sorted(leadership.in_step)
                 if broker.image.is_live(each)
                 and broker.image.brokers[each].rack == self._rack
-                and partition.log_end_of(each) >= offset
+                and leadership.log_end_of(each) >= offset
             ),
             None,
         )

@@ -390,7 +390,7 @@ class _Session:
 
     def _is_current(self, place: _Place) -> bool:
         partition = place.partition
-        return not partition.is_leader and partition.leader_epoch == place.leader_epoch
+        return partition.leadership is None and partition.leader_epoch == place.leader_epoch
 
     # ---------------------------------------------------------------------------------------------------------- asking
 

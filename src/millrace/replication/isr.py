@@ -1,7 +1,7 @@
 """Which replicas count: pure rules over what a leader knows of its followers.
 
-Not here: asking for a change of the ISR (`proposals`), the log and those who wait (`partition`). Offsets are log ends
-as the replica promised them by fetching, so in `flush.mode=group` they are on that replica's disk.
+Not here: who they are and what follows for a leader (`leadership`), asking for a change of the ISR (`proposals`).
+Offsets are log ends as the replica promised them by fetching, so in `flush.mode=group` they are on that replica's disk.
 
 Invariants (docs/coordination.md has the reasons):
 - The high watermark is never above the log end of a member of the ISR, of one that is proposed to join it, or of the

@@ -1,19 +1,20 @@
-"""One replica of one partition on this broker: a leader that appends, commits and serves, or a follower that copies.
+"""One replica of one partition on this broker: its log, its role, what of it is committed, reading and following.
+
+What there is only while it leads is its `leadership`: a follower has None there.
 
 Invariants
 - A record is acknowledged with acks=all, and shown to consumers, only below the high watermark.
-- A leader's high watermark never passes what every member of the ISR has (`isr`), and in `flush.mode=group` never what
-  this broker's own fdatasync has put on disk; it never goes back.
+- A leader's high watermark is moved by its leadership alone, and never back; a follower's is what its leader said.
 - Every append carries the leader epoch under which it was made; a follower appends only what the leader of its epoch
   sent. Losing the leadership fails every wait for a commit.
 
 The log opens at first use: thousands of idle partitions cost an object each and no file. Not here: who is to lead (the
-image, through `replicas`), fetching (`follower`), asking for another ISR (`proposals`), bytes on disk (`storage.log`).
+image, through `replicas`), fetching (`follower`), followers and who counts (`leadership`), asking for another ISR
+(`proposals`), bytes on disk (`storage.log`).
 """
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
@@ -22,8 +23,8 @@ from millrace.errors import ApiError, ErrorCode, StorageError
 from millrace.metadata.deltas import PartitionState
 from millrace.model import NO_BROKER, NO_EPOCH
 from millrace.records.batch import read_header, split
-from millrace.replication import isr
-from millrace.replication.isr import Follower
+from millrace.replication.isr import UNKNOWN_OFFSET
+from millrace.replication.leadership import Leadership
 from millrace.replication.watermark import Reached, Watcher, Watermark
 from millrace.storage.settings import FlushMode, LogConfig
 
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
     from millrace.storage.reading import ReadResult
     from millrace.storage.recovery import LogPosition
 
-SETTLING_S: Final = 2.0
-"""How long after it became writable a leader takes a gap in a producer's sequence for its own doing."""
 _ALONE: Final = PartitionState((NO_BROKER,), (NO_BROKER,), NO_BROKER)
 
 
@@ -60,19 +59,14 @@ class Partition:
         self.topic_id = topic_id
         self.broker_id = broker_id
         self.leader_epoch = NO_EPOCH
-        self.is_leader = False
+        self.leadership: Leadership | None = None
+        """There while this broker leads the partition."""
         self.state = _ALONE
         """As the image has it, which may be behind what this broker has proposed."""
         self.min_insync_replicas = 1
-        self.under_min_isr = False
-        """Whether acks=all is refused: too few replicas are in sync."""
         self.high_watermark = Watermark(0)
         self.flush_watchers: set[Watcher] = set()
         """Called when more of the log is on disk: a follower that may not promise it before (`is_flushed`)."""
-        self.end_watchers: set[Callable[[int], None]] = set()
-        """Followers whose fetch waits for more: called with the size of every append, or with 0 if that was in vain."""
-        self.start_watchers: set[Watcher] = set()
-        """Called when a follower's log begins elsewhere, or may not be waited for any more (`wait_deleted`)."""
         self.wants_isr: Callable[[Partition], object] | None = None
         """Called when the leader wants another ISR than the image has; `wanted_isr` says which."""
         self.leader_quota: ReplicationQuota | None = None
@@ -91,15 +85,10 @@ class Partition:
         self._log: Log | None = None
         self._remembered = high_watermark
         self._committed: LogPosition | None = None
-        self._followers: dict[int, Follower] = {}
-        self._proposed: tuple[int, ...] | None = None
-        self._epoch_start = 0
-        self._alone = True
-        self._writable_since_s = float("-inf")
         self._closed: ApiError | None = None
 
     def __repr__(self) -> str:
-        role = "leader" if self.is_leader else f"follower of {self.state.leader}"
+        role = "leader" if self.leadership is not None else f"follower of {self.state.leader}"
         state = "unopened" if self._log is None else f"high watermark {self.high_watermark.offset}"
         return f"Partition({self.topic}-{self.index}, {role}, epoch {self.leader_epoch}, {state})"
 
@@ -115,8 +104,8 @@ class Partition:
             log.on_flushed.append(self._note_flushed)
             self._log = log
             self.high_watermark.advance(min(max(self._remembered, log.start_offset), log.end_offset))
-            if self.is_leader:
-                self._begin_epoch(log)
+            if self.leadership is not None:
+                self._begin_epoch(self.leadership, log)
         return self._log
 
     def forget_log(self) -> None:
@@ -135,7 +124,7 @@ class Partition:
         log = self._log = self._open_log()
         log.on_flushed.append(self._note_flushed)
         self._committed = None
-        if self.is_leader:
+        if self.leadership is not None:
             log.assign_epoch(self.leader_epoch)  # a log without records has not written down its epochs
         self._note_flushed()
 
@@ -179,62 +168,50 @@ class Partition:
 
     # ------------------------------------------------------------------------------------------------------------ role
 
+    @property
+    def is_leader(self) -> bool:
+        return self.leadership is not None
+
     def lead(self, state: PartitionState) -> None:
         """Lead from now on, or go on with another ISR: `state` is new in the image and names this broker leader."""
-        begins = not self.is_leader or state.leader_epoch != self.leader_epoch
-        left = {*self.state.isr} - {*state.isr}
+        leadership, before = self.leadership, self.state
         self.state = state
-        self._proposed = None
-        if begins:
-            self.is_leader = True
-            self.leader_epoch = state.leader_epoch
-            # A silent member of the ISR has the whole allowed time to show itself, counted from now.
-            now = self._writable_since_s = self._clock.monotonic()
-            self._followers = {}
-            for broker_id in state.replicas:
-                if broker_id != self.broker_id:
-                    in_sync = broker_id in state.isr
-                    self._followers[broker_id] = Follower(broker_id, caught_up_at=now if in_sync else isr.NEVER)
-        else:
-            known, self._followers = self._followers, {}
-            for broker_id in state.replicas:
-                if broker_id != self.broker_id:
-                    follower = known.get(broker_id) or Follower(broker_id)
-                    # Whoever was taken out has to show itself by a fetch: commits must not wait for its return before.
-                    self._followers[broker_id] = follower.forgotten() if broker_id in left else follower
-        self._alone = not self._followers
-        self._judge_min_isr()
         if self._log is not None:
             self._log.flush_patience_s = 0.0
-            if begins:
-                self._begin_epoch(self._log)
-            else:
-                self._advance()
+        if leadership is not None and state.leader_epoch == self.leader_epoch:
+            leadership.go_on(before)
+            if self._log is not None:
+                leadership.advance(self._log)
+            return
+        self.leader_epoch = state.leader_epoch
+        if leadership is None:
+            leadership = self.leadership = Leadership(self, self._clock, self._max_lag_s)
+        leadership.begin_epoch()
+        if self._log is not None:
+            self._begin_epoch(leadership, self._log)
 
     def follow(self, state: PartitionState) -> None:
         """Follow the leader that `state` names, or wait for one; whoever waits for a commit here is sent there."""
         self.state = state
         self.leader_epoch = state.leader_epoch
-        if self.is_leader:
-            self.is_leader = False
-            self._followers = {}
-            self._proposed = None
-            self.under_min_isr = False
-            self.high_watermark.fail(self.not_leader())
-            self._wake_end(0)
-            self._wake_start()
+        if self.leadership is not None:
+            self._end_leadership(self.leadership, self.not_leader())
             if self._log is not None:
                 self._log.flush_patience_s = 0.0
 
-    def _begin_epoch(self, log: Log) -> None:
+    def _begin_epoch(self, leadership: Leadership, log: Log) -> None:
         try:
             log.assign_epoch(self.leader_epoch)
-            self._epoch_start = log.end_offset
         except Exception:
             # Nobody may lead with a log that does not know the epoch: it is closed, and the next use tries again.
             self._let_go(log)
             raise
-        self._advance()
+        leadership.begin_log(log)
+
+    def _end_leadership(self, leadership: Leadership, reason: ApiError) -> None:
+        self.leadership = None
+        self.high_watermark.fail(reason)
+        leadership.end(reason)
 
     def _let_go(self, log: Log) -> None:
         self._remembered = self.high_watermark.offset
@@ -243,26 +220,15 @@ class Partition:
 
     def set_min_insync_replicas(self, count: int) -> None:
         self.min_insync_replicas = count
-        if self.is_leader:
-            self._judge_min_isr()
+        if self.leadership is not None:
+            self.leadership.judge_min_isr()
             if self._log is not None:
-                self._advance()
-
-    def _judge_min_isr(self) -> None:
-        # A topic with fewer replicas than it asks for in sync could never be written. While somebody outside of the ISR
-        # is eligible nothing may be committed, whatever this broker's settings say: it would not have it.
-        was_under, self.under_min_isr = (
-            self.under_min_isr,
-            len(self.state.isr) < min(self.min_insync_replicas, len(self.state.replicas)) or bool(self.state.elr),
-        )
-        if was_under and not self.under_min_isr:
-            self._writable_since_s = self._clock.monotonic()
+                self.leadership.advance(self._log)
 
     def reconsider(self) -> None:
-        """Brokers came or went: a replica that was about to join, and was waited for, may be dead."""
-        if self.is_leader and not self._alone:
-            self._advance()
-            self._wake_start()
+        """Brokers came or went."""
+        if self.leadership is not None:
+            self.leadership.reconsider(self._log)
 
     def not_leader(self) -> ApiError:
         return ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"broker {self.broker_id} does not lead this partition")
@@ -271,46 +237,36 @@ class Partition:
 
     def append(self, records: bytes | memoryview, *, from_client: bool = True) -> Appended:
         """Append whole batches now; the caller asks `when_committed` if it wants more than that."""
-        if not self.is_leader:
+        leadership = self.leadership
+        if leadership is None:
             raise self.not_leader()
         if self.is_full:
             raise ApiError(ErrorCode.KAFKA_STORAGE_ERROR, "the disk of this partition's leader is full")
-        log = self.log
+        log = self._log or self.log
         try:
             appended = log.append(
                 records, leader_epoch=self.leader_epoch, now_ms=self._clock.wall_ms(), from_client=from_client
             )
         except ApiError as error:
-            raise self._retriable_gap(error) from None
+            raise leadership.retriable_gap(error) from None
         except StorageError as error:
             self.write_failed(error)
             raise
-        if self._alone:
-            if log.config.flush_mode is not FlushMode.GROUP:
-                self._commit(log.end)
-        else:
-            if self.end_watchers:
-                self._wake_end(len(records))
-            if len(self.state.isr) == 1:
-                self._advance()
+        if not leadership.is_alone:
+            leadership.appended(log, len(records))
+        elif log.config.flush_mode is not FlushMode.GROUP:
+            self.commit(log.end)
         return appended
 
-    def _retriable_gap(self, error: ApiError) -> ApiError:
-        """What to say to a producer whose batch is out of order, or where it is another error, that.
-
-        Of two batches in flight the first may have been refused, because this broker did not lead yet or too few
-        replicas were in sync, and the second come when that is over. The producer sends both again, in order, if only
-        the second is refused in the same way. Told that it is out of order, librdkafka begins a new producer epoch for
-        all partitions and sends again, under it, what may be in the log already.
-        """
-        is_settled = self._alone or self._clock.monotonic() - self._writable_since_s >= SETTLING_S
-        if is_settled or error.code is not ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
-            return error
-        return ApiError(ErrorCode.NOT_ENOUGH_REPLICAS, f"{error.message}, which may have been refused a moment ago")
+    @property
+    def under_min_isr(self) -> bool:
+        """Whether acks=all is refused: it leads, and too few replicas are in sync."""
+        return self.leadership is not None and self.leadership.under_min_isr
 
     def check_in_sync(self) -> None:
         """Refuse acks=all where too few replicas would have the record."""
-        if self.under_min_isr:
+        leadership = self.leadership
+        if leadership is not None and leadership.under_min_isr:
             raise ApiError(
                 ErrorCode.NOT_ENOUGH_REPLICAS,
                 f"{len(self.state.isr)} replicas are in sync, min.insync.replicas is {self.min_insync_replicas}",
@@ -333,70 +289,25 @@ class Partition:
         acks=1 does not wait for the disk. Where there is no other replica a client expects to find what was
         acknowledged, so whoever asks for it waits up to here (docs/decisions/0003). None where there is nothing such.
         """
-        log = self._log
-        if log is None or not self._alone or not self.is_leader or log.failure is not None:
+        log, leadership = self._log, self.leadership
+        if log is None or leadership is None or not leadership.is_alone or log.failure is not None:
             return None
         end = log.end_offset
         return end if end > self.high_watermark.offset else None
 
-    def _wake_end(self, size_bytes: int) -> None:
-        for watcher in tuple(self.end_watchers):
-            watcher(size_bytes)
-
-    # ------------------------------------------------------------------------------------------------------ committing
-
     def _note_flushed(self) -> None:
         """More of the log counts: it is on disk, or need not be any more."""
-        if self.is_leader:
-            self._advance()
+        leadership, log = self.leadership, self._log
+        if leadership is not None and log is not None:
+            leadership.advance(log)
         for watcher in tuple(self.flush_watchers):
             watcher()
 
-    def _commit(self, position: LogPosition) -> None:
+    def commit(self, position: LogPosition) -> None:
+        """Everything below `position` is committed; only the leadership, which knows, says so."""
         if position.offset > self.high_watermark.offset:
             self._committed = position
             self.high_watermark.advance(position.offset)
-
-    def _advance(self) -> None:
-        """Move the high watermark as far as everybody who counts allows."""
-        log = self._log
-        if log is None:
-            return
-        own = log.flushed if log.config.flush_mode is FlushMode.GROUP else log.end
-        if self._alone:
-            self._commit(own)
-            return
-        if self.under_min_isr:
-            return
-        members = self._maximal_isr()
-        mark = isr.high_watermark(own.offset, members, self._joining(log.end_offset, members), self._followers)
-        if mark > self.high_watermark.offset:
-            if mark == own.offset:
-                self._committed = own
-            self.high_watermark.advance(mark)
-
-    def _maximal_isr(self) -> tuple[int, ...]:
-        """The ISR with those who may be in it by now, as far as this leader can tell."""
-        if self._proposed is None:
-            return self.state.isr
-        return tuple(dict.fromkeys((*self.state.isr, *self._proposed)))
-
-    def counts(self, broker_id: int) -> bool:
-        """Whether commits wait for this replica, as far as the leader can tell."""
-        return broker_id in self.state.isr or (self._proposed is not None and broker_id in self._proposed)
-
-    def _joining(self, log_end: int, members: tuple[int, ...]) -> list[int]:
-        if len(members) > len(self._followers):  # everybody is a member already
-            return []
-        now = self._clock.monotonic()
-        return [
-            broker_id
-            for broker_id, follower in self._followers.items()
-            if broker_id not in members
-            and follower.log_end >= 0
-            and follower.is_in_step(log_end, now, self._max_lag_s)
-            and self.is_eligible(broker_id, follower.broker_epoch)
-        ]
 
     # ------------------------------------------------------------------------------------------------- leading others
 
@@ -410,88 +321,39 @@ class Partition:
         *,
         at_least_one: bool,
         flush_patience_s: float = 0.0,
-        log_start: int = isr.UNKNOWN_OFFSET,
+        log_start: int = UNKNOWN_OFFSET,
     ) -> ReadResult | tuple[int, int]:
-        """Batches for a follower from `offset` on, committed or not; or where its log diverges: (epoch, its end).
-
-        The follower has everything from `log_start` up to `offset`, which may move the high watermark and the low one.
-        OFFSET_OUT_OF_RANGE where the log does not reach.
-
-        What is appended next cannot be committed before it was fetched: where fetches wait for more, it need not be
-        flushed any sooner. `flush_patience_s` is how long it may wait for a fetch that does not come.
-        """
-        follower = self._followers.get(broker_id)
-        if follower is None:
-            raise ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"broker {broker_id} has no replica of this partition")
-        if broker_epoch < follower.broker_epoch:
-            raise ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"broker {broker_id} was started again since")
-        log = self.log
-        if last_epoch >= 0:
-            epoch, end = log.end_offset_for_epoch(last_epoch)
-            if epoch >= 0 and (epoch < last_epoch or end < offset):
-                return epoch, end
-        if offset < log.start_offset or offset > log.end_offset:
-            raise ApiError(
-                ErrorCode.OFFSET_OUT_OF_RANGE, f"offset {offset} is not in {log.start_offset}..{log.end_offset}"
-            )
-        follower.fetched(offset, broker_epoch, log.end_offset, self._clock.monotonic())
-        if log_start != follower.log_start:
-            follower.log_start = log_start
-            self._wake_start()
-        if broker_id not in self.state.isr and self.wants_isr is not None and self._proposed is None:
-            self._consider_joining(follower)
-        self._advance()
-        log.flush_patience_s = flush_patience_s
-        read = log.read(offset, max_bytes, at_least_one=at_least_one)
-        if read.data:
-            log.flush_soon()  # while the follower does the same
-        return read
-
-    def _consider_joining(self, follower: Follower) -> None:
-        if isr.may_join(follower, self.high_watermark.offset, self._epoch_start) and self.wants_isr is not None:
-            self.wants_isr(self)
+        """Answer a follower's fetch: see `Leadership.serve_follower`."""
+        leadership = self.leadership
+        if leadership is None:
+            raise self.not_leader()
+        return leadership.serve_follower(
+            broker_id,
+            broker_epoch,
+            offset,
+            last_epoch,
+            max_bytes,
+            at_least_one=at_least_one,
+            flush_patience_s=flush_patience_s,
+            log_start=log_start,
+        )
 
     def wanted_isr(self) -> tuple[tuple[int, int], ...] | None:
         """The ISR that should be, with broker epochs (-1 where they are not known), or None where it is fine."""
-        if not self.is_leader or self._alone or self._log is None or self._log.failure is not None:
+        if self.leadership is None or self._log is None:
             return None
-        end, now = self._log.end_offset, self._clock.monotonic()
-        behind = set(isr.lagging(self.state.isr, self._followers, end, now, self._max_lag_s))
-        stay = [broker_id for broker_id in self.state.isr if broker_id not in behind]
-        join = [
-            follower.broker_id
-            for follower in self._followers.values()
-            if follower.broker_id not in self.state.isr
-            and follower.log_end >= 0
-            and isr.may_join(follower, self.high_watermark.offset, self._epoch_start)
-            and self.is_eligible(follower.broker_id, follower.broker_epoch)
-        ]
-        if not behind and not join:
-            return None
-        epochs = {broker_id: follower.broker_epoch for broker_id, follower in self._followers.items()}
-        return tuple((broker_id, epochs.get(broker_id, -1)) for broker_id in (*stay, *join))
+        return self.leadership.wanted_isr(self._log)
 
     def propose(self, members: tuple[int, ...]) -> None:
         """A new ISR is being asked for: until the image has a newer state, whoever may be in it counts."""
-        self._proposed = members
-
-    @property
-    def in_step(self) -> frozenset[int]:
-        """The followers that a consumer may be sent to: in the ISR, and heard of in this epoch."""
-        return frozenset(
-            each for each in self.state.isr if each in self._followers and self._followers[each].log_end >= 0
-        )
-
-    def log_end_of(self, broker_id: int) -> int:
-        """Up to where a follower has come; UNKNOWN_OFFSET if it was not heard of."""
-        follower = self._followers.get(broker_id)
-        return isr.UNKNOWN_OFFSET if follower is None else follower.log_end
+        if self.leadership is not None:
+            self.leadership.propose(members)
 
     # ------------------------------------------------------------------------------------------------------- following
 
     def append_from_leader(self, records: memoryview, leader_epoch: int) -> None:
         """Append what the leader of `leader_epoch` sent; what this log has already is passed over."""
-        if self.is_leader or leader_epoch != self.leader_epoch:
+        if self.leadership is not None or leader_epoch != self.leader_epoch:
             raise ApiError(ErrorCode.FENCED_LEADER_EPOCH, f"leader epoch {leader_epoch} is over")
         log = self.log
         for piece in _pieces(records, log.end_offset, log.config.segment_bytes):
@@ -568,14 +430,10 @@ class Partition:
         return log.read(offset, max_bytes, limit=self.committed, at_least_one=at_least_one)
 
     def latest_offset(self) -> int:
-        """The high watermark, once it is known to hold for this leadership.
-
-        A new leader may know an older mark than its predecessor told: until everything it began with is committed, the
-        answer could go back (KIP-207).
-        """
+        """The high watermark, once it is known to hold for this leadership."""
         mark = self.high_watermark.offset if self.is_open else self.committed.offset
-        if not self._alone and mark < self._epoch_start:
-            raise ApiError(ErrorCode.OFFSET_NOT_AVAILABLE, "the new leader does not know yet what is committed")
+        if self.leadership is not None:
+            self.leadership.check_known(mark)
         return mark
 
     def delete_records_before(self, offset: int) -> int:
@@ -585,53 +443,41 @@ class Partition:
         if target < 0 or target > committed:
             raise ApiError(ErrorCode.OFFSET_OUT_OF_RANGE, f"offset {offset} is beyond the high watermark {committed}")
         self.log.delete_records_before(target)
-        self._wake_end(0)  # followers need not wait for records before they hear of it
+        if self.leadership is not None:
+            self.leadership.wake_followers()  # they need not wait for records before they hear of it
         return self.log.start_offset
-
-    @property
-    def low_watermark(self) -> int:
-        """Where the last of the live replicas begins; UNKNOWN_OFFSET while one was not heard of."""
-        followers = (each.log_start for each in self._followers.values() if self.is_eligible(each.broker_id, -1))
-        return min(self.log.start_offset, min(followers, default=self.log.start_offset))
 
     async def wait_deleted(self, offset: int) -> int:
         """Return the low watermark once it is at `offset` or above: no live replica has anything older."""
-        moved = asyncio.Event()
-        self.start_watchers.add(moved.set)
-        try:
-            while (mark := self.low_watermark) < offset:
-                await moved.wait()
-                moved.clear()
-                if not self.is_leader:
-                    raise self._closed or self.not_leader()
-        finally:
-            self.start_watchers.discard(moved.set)
-        return mark
-
-    def _wake_start(self) -> None:
-        for watcher in tuple(self.start_watchers):
-            watcher()
+        if self.leadership is None:
+            raise self._closed or self.not_leader()
+        return await self.leadership.wait_deleted(offset)
 
     def enforce_retention(self) -> None:
         """Drop segments that are too old or too many; never one that is not committed."""
-        if self._log is not None or self._alone:
+        if not self._is_unused:
             self.log.enforce_retention(self._clock.wall_ms(), self.committed.offset)
 
     def compactable_log(self) -> Log | None:
         """The log, where its topic is compacted and it is in use; nothing above `committed` may be compacted."""
-        if (self._log is None and not self._alone) or self._closed is not None:
+        if self._is_unused or self._closed is not None:
             return None
         return self.log if self.log.config.compact else None
+
+    @property
+    def _is_unused(self) -> bool:
+        """Whether the log waits for the first fetch of a follower, or append, to be opened."""
+        return self._log is None and self.leadership is not None and not self.leadership.is_alone
 
     # ---------------------------------------------------------------------------------------------------------- ending
 
     def close(self, reason: ApiError) -> None:
         """End every wait with `reason`; the log is its directory's to close or delete."""
         self._closed = reason
-        self.is_leader = False
-        self.high_watermark.fail(reason)
-        self._wake_end(0)
-        self._wake_start()
+        if self.leadership is not None:
+            self._end_leadership(self.leadership, reason)
+        else:
+            self.high_watermark.fail(reason)
         if self._log is not None:
             self._log.on_flushed.remove(self._note_flushed)
 

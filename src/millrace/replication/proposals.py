@@ -1,7 +1,7 @@
 """Asking the controller for another ISR: what leaders want is collected and sent, several partitions at a time.
 
 Owner: one task. A partition has at most one proposal under way; while it is, whoever may be in the ISR because of it
-counts for the high watermark (`Partition.propose`).
+counts for the high watermark (`Leadership.propose`).
 
 Invariant: a proposal ends only when the image has a newer state of the partition, never by an answer. An answer may be
 lost, or belong to a second attempt while the first one is still on its way: to stop counting a replica that the
@@ -9,7 +9,7 @@ controller has let in would lose records when it is elected. The newer state is 
 proposal void, because it raises the partition epoch. So a proposal that is refused for a reason which leaves the epoch
 as it is gets replaced by one for the ISR as it stands: that one is accepted, and raises it.
 
-Not here: who should be in an ISR (`isr`, `Partition.wanted_isr`), whether it may (`cluster.elections`).
+Not here: who should be in an ISR (`isr`, `Leadership.wanted_isr`), whether it may (`cluster.elections`).
 """
 
 from __future__ import annotations

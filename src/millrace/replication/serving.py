@@ -1,7 +1,7 @@
 """How a leader reads for a follower that fetches: what it may have, how much at once, and when.
 
-A fetch gives every partition its due in one pass: the follower's offset is noted (`partition` commits by it), a replica
-that is behind gets nothing while its quota is used up (`throttle`), and where much is being produced the answer waits a
+A fetch gives every partition its due in one pass: the follower's offset is noted (`leadership` commits by it), one that
+is behind gets nothing while its quota is used up (`throttle`), and where much is being produced the answer waits a
 little for more (`gathering`). Whoever serves the fetch asks `holds_back` once, then reads, and as long as there is too
 little watches and reads again.
 
@@ -107,9 +107,11 @@ class FollowerReader(Generic[W]):
                 room = 0 if only_note else max(min(item.max_bytes, max_bytes - size_bytes), 0)
                 quota = partition.leader_quota
                 wait_s = 0.0
-                if quota is not None and not partition.counts(self._broker_id):
-                    wait_s = quota.wait_s()
-                    held_back_s = max(held_back_s, wait_s)
+                if quota is not None:
+                    leadership = partition.leadership
+                    if leadership is not None and not leadership.counts(self._broker_id):
+                        wait_s = quota.wait_s()
+                        held_back_s = max(held_back_s, wait_s)
                 read = partition.serve_follower(
                     self._broker_id,
                     self._broker_epoch,
@@ -167,9 +169,8 @@ class FollowerReader(Generic[W]):
 
     def watch(self, wanted: list[W], wake: Callable[[], None]) -> Callable[[], None]:
         """Have `wake` called when enough was appended, or a moment after anything was; returns what ends that."""
-        partitions = [
-            partition for item in wanted if (partition := self._replicas.led(item.key, item.index)) is not None
-        ]
+        led = (self._replicas.led(item.key, item.index) for item in wanted)
+        leaderships = [each.leadership for each in led if each is not None and each.leadership is not None]
         clock = self._clock
 
         def grown(size_bytes: int) -> None:
@@ -179,8 +180,8 @@ class FollowerReader(Generic[W]):
             elif self._patience is None:
                 self._patience = clock.call_later(self._gathering.longest_s, wake)
 
-        for partition in partitions:
-            partition.end_watchers.add(grown)
+        for leadership in leaderships:
+            leadership.end_watchers.add(grown)
         if self._gathered_bytes:
             self._patience = clock.call_later(self._gathering.longest_s, wake)
         self._wake = wake
@@ -190,7 +191,7 @@ class FollowerReader(Generic[W]):
             self._wake = None
             self._wake_after(0.0)
             self._end_patience()
-            for partition in partitions:
-                partition.end_watchers.discard(grown)
+            for leadership in leaderships:
+                leadership.end_watchers.discard(grown)
 
         return unwatch

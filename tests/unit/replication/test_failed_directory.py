@@ -17,6 +17,7 @@ from millrace.model import TopicPartition
 from millrace.replication.partition import Partition
 from support.batches import batch
 from support.disk import Fault, FaultyFiles
+from support.one_loop import in_step
 
 
 class Trio:
@@ -80,7 +81,7 @@ async def test_other_replicas_lead_what_a_failed_directory_held(trio: Trio) -> N
     services = trio.brokers[0].services
     assert services is not None
     await services.controller.create_topics([NewTopic("t", assignments=((0, (1, 2, 3)), (1, (1, 3, 2))))])
-    await until(lambda: all(len(trio.partition(1, index).in_step) == 2 for index in (0, 1)))
+    await until(lambda: all(len(in_step(trio.partition(1, index))) == 2 for index in (0, 1)))
     for index in (0, 1):
         await trio.partition(1, index).wait_committed(trio.partition(1, index).append(batch(5)).last_offset)
     places = {

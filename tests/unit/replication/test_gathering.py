@@ -27,6 +27,7 @@ from millrace.replication.gathering import (
     WORTHWHILE_BYTES,
     Gathering,
 )
+from millrace.replication.leadership import Leadership
 from millrace.replication.partition import Partition
 from millrace.storage.files import Files
 from millrace.storage.log import Log
@@ -110,6 +111,11 @@ class Leader:
             fetch_sessions=FetchSessions(0),
         )
         self._topic = topic_id.bytes
+
+    @property
+    def leadership(self) -> Leadership:
+        assert self.partition.leadership is not None
+        return self.partition.leadership
 
     def append(self, count: int) -> None:
         for _ in range(count):
@@ -218,10 +224,10 @@ async def test_what_comes_before_the_connection_waits_is_not_missed(leader: Lead
 async def test_a_cancelled_wait_leaves_no_watcher(leader: Leader) -> None:
     leader.append(1)
     waiting = leader.start_waiting(DONE)
-    assert leader.partition.end_watchers
+    assert leader.leadership.end_watchers
     waiting.cancel()
     await leader.pass_time(0)
-    assert not leader.partition.end_watchers
+    assert not leader.leadership.end_watchers
     leader.append(IN_FLIGHT)
     await leader.pass_time(1)
 
@@ -236,7 +242,7 @@ async def test_a_failure_while_it_waits_is_the_answer(leader: Leader, monkeypatc
     monkeypatch.setattr(leader.partition, "serve_follower", fail)
     await leader.pass_time(LONGEST_S)
     assert isinstance(waiting.result(), RuntimeError)
-    assert not leader.partition.end_watchers
+    assert not leader.leadership.end_watchers
 
 
 async def test_the_wait_ends_with_the_leadership(leader: Leader) -> None:

@@ -11,7 +11,8 @@ import pytest
 from millrace.clock import ManualClock
 from millrace.errors import ApiError, ErrorCode, StorageError
 from millrace.metadata.deltas import PartitionState
-from millrace.replication.partition import SETTLING_S, Partition
+from millrace.replication.leadership import SETTLING_S
+from millrace.replication.partition import Partition
 from millrace.storage.files import Files
 from millrace.storage.log import Log
 from millrace.storage.settings import FlushMode, LogConfig

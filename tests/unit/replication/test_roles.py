@@ -358,7 +358,8 @@ async def test_records_are_deleted_when_every_live_replica_has_forgotten_them(
     three.fetch_from(one)
     assert await waiting == 4
     assert [replica.log.start_offset for replica in trio] == [4, 4, 4]
-    assert not one.partition.start_watchers
+    assert one.partition.leadership is not None
+    assert not one.partition.leadership.start_watchers
 
 
 async def test_nobody_waits_for_a_dead_replica_to_forget(trio: tuple[Replica, Replica, Replica]) -> None:
@@ -388,4 +389,46 @@ async def test_who_loses_the_leadership_does_not_wait_for_a_deletion(trio: tuple
     one.partition.follow(replace(STATE, leader=2, leader_epoch=5, partition_epoch=8))
     with pytest.raises(ApiError) as caught:
         await waiting
+    assert caught.value.code is ErrorCode.NOT_LEADER_OR_FOLLOWER
+    with pytest.raises(ApiError) as caught:
+        await one.partition.wait_deleted(4)
+    assert caught.value.code is ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
+async def test_a_leader_that_is_elected_again_asks_everybody_anew(trio: tuple[Replica, Replica, Replica]) -> None:
+    one, two, three = trio
+    one.partition.append(batch(5))
+    for follower in (two, three) * 2:
+        follower.fetch_from(one)
+    one.partition.append(batch(1))
+    told: list[Exception | None] = []
+    one.partition.when_committed(5, told.append)
+    one.partition.delete_records_before(4)
+    waiting = asyncio.create_task(one.partition.wait_deleted(4))
+    two.fetch_from(one)
+    two.fetch_from(one)
+    again = replace(STATE, leader_epoch=5, partition_epoch=8)
+    for replica in trio:
+        (replica.partition.lead if replica is one else replica.partition.follow)(again)
+    three.fetch_from(one)
+    three.fetch_from(one)
+    await asyncio.sleep(0)
+    assert (told, waiting.done()) == ([], False), "2 has it all, but has not said so in this epoch"
+    two.fetch_from(one)
+    assert told == [None]
+    assert await waiting == 4
+
+
+def test_a_follower_knows_of_no_followers(trio: tuple[Replica, Replica, Replica]) -> None:
+    one, two, _ = trio
+    one.partition.set_min_insync_replicas(2)
+    two.fetch_from(one)
+    one.partition.lead(replace(STATE, isr=(1,), partition_epoch=8))
+    assert one.partition.under_min_isr
+    one.partition.follow(replace(STATE, leader=2, leader_epoch=5, partition_epoch=9))
+    assert one.partition.leadership is None
+    assert not one.partition.under_min_isr
+    assert one.partition.wanted_isr() is None
+    with pytest.raises(ApiError) as caught:
+        two.fetch_from(one)
     assert caught.value.code is ErrorCode.NOT_LEADER_OR_FOLLOWER
