@@ -47,6 +47,7 @@ from millrace.storage.compaction import LogFacts, SegmentFacts
 from millrace.storage.compaction_job import Cleaned
 from millrace.storage.epochs import LeaderEpochs
 from millrace.storage.files import Files
+from millrace.storage.host import Alone, LogHost
 from millrace.storage.index import TIME_ENTRY_BYTES
 from millrace.storage.producers import ProducerEntry, Producers
 from millrace.storage.reading import Reading, ReadResult
@@ -94,17 +95,24 @@ class LogLayout(NamedTuple):
     epochs: list[tuple[int, int]]
 
 
-RequestFlush = Callable[["Log", float], object]
-"""Have a log synced within so many seconds."""
-
-
 class Log:
     """A partition's records on disk. See the module for owner and invariants."""
 
     def __init__(
-        self, directory: Path, config: LogConfig, *, clock: Clock, files: Files, state: LogState, cache: IndexCache
+        self,
+        directory: Path,
+        config: LogConfig,
+        *,
+        clock: Clock,
+        files: Files,
+        state: LogState,
+        cache: IndexCache | None = None,
+        host: LogHost | None = None,
+        has_directory: bool = True,
     ) -> None:
         self.directory = directory
+        self.has_directory = has_directory
+        """A log without records needs no directory: the host makes it with the first ones."""
         self.config = config
         self.start_offset = state.start_offset
         self.end_offset = max(state.recovery_point, state.start_offset)
@@ -112,26 +120,17 @@ class Log:
         """Below it every key occurs once, if the topic is compacted; kept in the directory's checkpoint."""
         self.failure: StorageError | None = None
         """Why the log is offline: every use of it raises this."""
-        self.on_failure: Callable[[], object] | None = None
-        """Called when the log goes offline."""
         self.on_flushed: list[Callable[[], object]] = []
         """Called on the loop whenever `flushed` has advanced."""
-        self.request_flush: RequestFlush | None = None
-        """Called when there is something to sync: at every append by `flush_mode`, and at every roll."""
         self.flush_patience_s = 0.0
         """How long the flush of an append may wait, because whoever sets this will ask for it sooner (`flush_soon`)."""
-        self.discard: Callable[[list[Path]], object] | None = None
-        """Takes files that are no longer part of the log and removes them, perhaps later."""
-        self.create_directory: Callable[[], None] | None = None
-        """Makes the log's directory; set as long as there is none, because a log without records needs none."""
-        self.before_truncate: Callable[[], object] | None = None
-        """Called before records that may be below a checkpointed recovery point are cut: it must be lowered first."""
+        self._host = host or Alone(files)
         self._clock = clock
         self._files = files
         self._state = state
         self._loaded = False
         self._failed_loads = 0
-        self._segments = Segments(files, directory, cache, config.index_interval_bytes)
+        self._segments = Segments(files, directory, cache or IndexCache(), config.index_interval_bytes)
         self._reading = Reading(self._segments)
         self._end = LogPosition(self.end_offset, 0, 0)
         self._flushed = self._end
@@ -153,13 +152,13 @@ class Log:
         clock: Clock,
         files: Files,
         state: LogState | None = None,
-        cache: IndexCache | None = None,
+        host: LogHost | None = None,
     ) -> Log:
         """The log of a directory: nothing is read after a clean stop, all that may be torn is checked otherwise.
 
         Raises `CorruptLogError` where flushed data is damaged, `StorageError` where the disk fails.
         """
-        log = cls(directory, config, clock=clock, files=files, state=state or LogState(), cache=cache or IndexCache())
+        log = cls(directory, config, clock=clock, files=files, state=state or LogState(), host=host)
         if not log._state.clean:
             log._load()
         return log
@@ -282,7 +281,7 @@ class Log:
             if header.timestamp_type is TimestampType.LOG_APPEND:
                 log_append_time_ms = max_timestamp_ms
         position = segment.size_bytes
-        if self.create_directory is not None:
+        if not self.has_directory:
             self._create_directory()
         segment.write((head, view[head_bytes:]), size)
         if not position:
@@ -295,8 +294,8 @@ class Log:
         self.end_offset = end_offset = last_offset + 1
         self._end = LogPosition(end_offset, segment.base_offset, position + size)
         self._unsynced.segments[segment] = None
-        if self._flush_on_append and self.request_flush is not None:
-            self.request_flush(self, self.flush_patience_s)
+        if self._flush_on_append:
+            self._host.request_flush(self, self.flush_patience_s)
         return Appended(base_offset, last_offset, log_append_time_ms, self.start_offset, False)
 
     def append_as_follower(self, records: bytes | memoryview) -> int:
@@ -326,7 +325,7 @@ class Log:
             self.roll()
         segment = self._segments.active
         first = not segment.size_bytes
-        if self.create_directory is not None:
+        if not self.has_directory:
             self._create_directory()
         segment.write((records,), size)
         if first:
@@ -339,18 +338,13 @@ class Log:
         self.end_offset = expected
         self._end = LogPosition(expected, segment.base_offset, segment.size_bytes)
         self._unsynced.segments[segment] = None
-        if self._flush_on_append and self.request_flush is not None:
-            self.request_flush(self, 0.0)
+        if self._flush_on_append:
+            self._host.request_flush(self, 0.0)
         return expected
 
     def _create_directory(self) -> None:
-        create, self.create_directory = self.create_directory, None
-        if create is not None:
-            try:
-                create()
-            except StorageError:
-                self.create_directory = create
-                raise
+        self._unsynced.note_created(*self._host.create_directory())
+        self.has_directory = True
 
     def assign_epoch(self, epoch: int) -> None:
         """A new leader epoch begins at the log's end."""
@@ -435,12 +429,11 @@ class Log:
         self._roll_after_ms = _ASK_ALWAYS
         self._end = LogPosition(self.end_offset, segment.base_offset, 0)
         self._unsynced.rolled = True
-        if self.request_flush is not None:
-            self.request_flush(self, 0.0)
+        self._host.request_flush(self, 0.0)
         return segment
 
     def _snapshot_producers(self) -> None:
-        if self._snapshot_offset == self.end_offset or self.create_directory is not None:
+        if self._snapshot_offset == self.end_offset or not self.has_directory:
             return
         path = self.directory / file_name(self.end_offset, SNAPSHOT_SUFFIX)
         self._files.write_bytes(path, self._producers.to_bytes())
@@ -589,7 +582,7 @@ class Log:
 
     def remove_files(self, paths: list[Path]) -> None:
         """Let go of what `replace_segments` has returned."""
-        self._remove(paths)
+        self._host.remove(paths)
 
     # --- retention and truncation -------------------------------------------------------------------------------------
 
@@ -650,7 +643,7 @@ class Log:
             doomed = rewriting.drop_oldest(self._segments, count)
         finally:
             self._forget_gone()
-        self._remove(doomed)
+        self._host.remove(doomed)
         logger.info("%s: removed %d segments, the log starts at %d", self.directory, count, self._segments.bases[0])
 
     @contextmanager
@@ -667,13 +660,6 @@ class Log:
     def _forget_gone(self) -> None:
         self._reading.forget()
         self._unsynced.keep_only(self._segments.listed)
-
-    def _remove(self, paths: list[Path]) -> None:
-        if self.discard is not None:
-            self.discard(paths)
-            return
-        for path in paths:
-            self._files.remove(path)
 
     def truncate_to(self, offset: int) -> None:
         """Drop every batch that reaches `offset` or beyond; producers and epochs are rolled back with them."""
@@ -706,16 +692,14 @@ class Log:
         self._epochs.truncate_end(end_offset)
         self._latest_epoch = self._epochs.latest
         self._reload_producers()
-        self._remove(doomed)
-        if self.request_flush is not None:
-            self.request_flush(self, 0.0)
+        self._host.remove(doomed)
+        self._host.request_flush(self, 0.0)
 
     def _lower_flushed(self, position: LogPosition) -> None:
         """Before a truncation: after a crash in the middle of it, a shorter log must not look like a damaged one."""
         if self._flushed.offset > position.offset:
             self._flushed = position
-            if self.before_truncate is not None:
-                self.before_truncate()
+            self._host.before_truncate()
 
     def reset_to(self, offset: int) -> None:
         """Drop everything and go on at `offset`: for a follower whose leader has nothing older."""
@@ -724,7 +708,8 @@ class Log:
         self.start_offset = min(self.start_offset, offset)
         self._lower_flushed(LogPosition(self.start_offset, self._segments.bases[0], 0))
         self._generation += 1
-        self._create_directory()
+        if not self.has_directory:
+            self._create_directory()
         with self._rewriting():
             doomed = rewriting.begin_anew(self._segments, self._segments.make(offset, self._clock.wall_ms()))
         self._snapshot_offset = -1
@@ -735,7 +720,7 @@ class Log:
         self._epochs.clear()
         self._latest_epoch = -1
         self._producers.clear()
-        self._remove(doomed)
+        self._host.remove(doomed)
 
     def _reload_producers(self) -> None:
         """The producers' state at the end of the log, after a truncation: from a snapshot below it."""
@@ -762,7 +747,7 @@ class Log:
 
         A `final` one, before a clean close, also writes epochs that no record has followed yet.
         """
-        if not self._loaded or not (self.dirty or (final and self._epochs.dirty)) or self.create_directory is not None:
+        if not self._loaded or not (self.dirty or (final and self._epochs.dirty)) or not self.has_directory:
             return None
         unsynced = self._unsynced
         pinned = unsynced.pin(self._files)
@@ -786,8 +771,8 @@ class Log:
 
     def flush_soon(self) -> None:
         """Do not wait any longer with what has been appended."""
-        if self._flush_on_append and self._unsynced.segments and self.request_flush is not None:
-            self.request_flush(self, 0.0)
+        if self._flush_on_append and self._unsynced.segments:
+            self._host.request_flush(self, 0.0)
 
     @property
     def written_end(self) -> LogPosition:
@@ -833,10 +818,6 @@ class Log:
                 self.fail(error)
                 raise
             self.end_flush(ticket)
-
-    def note_created(self, paths: list[Path], directories: list[Path]) -> None:
-        """Files and directories that were made for this log and must be synced with its first records."""
-        self._unsynced.note_created(paths, directories)
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
@@ -904,8 +885,7 @@ class Log:
         if self.failure is None:
             logger.error("%s is offline: %s", self.directory, error)
             self.failure = error
-            if self.on_failure is not None:
-                self.on_failure()
+            self._host.log_failed()
         self._loaded = False
 
     def prepare_close(self) -> None:
