@@ -57,18 +57,9 @@ from millrace.storage.ticket import FlushTicket
 
 logger = logging.getLogger(__name__)
 
-_LOCK: Final = ".lock"
-_META: Final = "meta.properties"
-_DELETE_SUFFIX: Final = "-delete"
-_STRAY_SUFFIX: Final = "-stray"
-_FUTURE_SUFFIX: Final = "-future"
-_MAX_NAME_BYTES: Final = 255
 _CLOSE_THREADS: Final = 8
-_NO_LIMIT: Final = 2**63 - 1
 _OWN_LIMITS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 """What a write can fail of that says nothing about the disk."""
-_PACE_S: Final = 0.5
-"""How long a move waits at most before it looks at its limit again."""
 
 
 @dataclass(frozen=True, slots=True)
