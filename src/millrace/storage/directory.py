@@ -100,7 +100,7 @@ class LogDirectory:
 
     def recovery_points(self) -> dict[TopicPartition, int]:
         """Up to where each log is on disk; a log that is offline keeps what was said of it."""
-        return {tp: log.flushed_offset for tp, log in self.logs.items() if log.create_directory is None}
+        return {tp: log.flushed_offset for tp, log in self.logs.items() if log.has_directory}
 
     def start_offsets(self) -> dict[TopicPartition, int]:
         return {partition: log.start_offset for partition, log in self.logs.items() if log.start_offset > 0}

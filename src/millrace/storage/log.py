@@ -4,9 +4,10 @@ The files of a partition's directory and who owns each: `<base>.log` with its in
 `<offset>.snapshot` (`producers`), `leader-epoch-checkpoint` (`epochs`, `checkpoint`), `partition.metadata`
 (`checkpoint`). What is believed of them after a crash: `recovery`.
 
-What a log is made of has rooms of its own: the list of segments (`segments`), reads (`reading`), the order of names
-when something is cut or replaced (`rewriting`), what waits for a sync (`unsynced`). Here is what they have in common:
-the offsets where the log starts, ends and is flushed, its epochs and producers, and its settings.
+A `Log` is what is known of a partition all the time: the offsets where it starts, ends and is flushed, its settings,
+whether it has failed. What it takes to read and write it is a `LoadedLog`, there from the first use on (`loaded`). That
+is made of rooms: the list of segments (`segments`), reads (`reading`), what waits for a sync (`unsynced`); the
+order of names when something is cut or replaced is `rewriting`, and what a log asks of its directory `host`.
 
 Not here: who may read up to where (the high watermark), waiting, replication, and threads: a `Log` is synchronous and
 belongs to the event loop. Syncing is two steps, `begin_flush` on the loop and `FlushTicket.run` in any thread, so that
@@ -15,7 +16,8 @@ a flusher can group many logs (`ticket`, `flusher`).
 Invariants:
 - A failed append changes nothing: the next one goes to the same offset and the same position.
 - Offsets increase strictly; `start_offset` <= `flushed.offset` <= `end_offset`, but for a truncation in between.
-- After a clean stop a log opens nothing until it is used: start and end come from the directory's checkpoints.
+- After a clean stop a log opens nothing until it is used: start and end come from the directory's checkpoints. Once it
+  is loaded, `end_offset` is the offset of the loaded end.
 """
 
 from __future__ import annotations
@@ -41,25 +43,18 @@ from millrace.records.batch import (
     validate_produced,
 )
 from millrace.records.compression import Buffer
-from millrace.records.control import decode_end_marker
 from millrace.storage import admission, checkpoint, recovery, rewriting, swap
 from millrace.storage.compaction import LogFacts, SegmentFacts
 from millrace.storage.compaction_job import Cleaned
-from millrace.storage.epochs import LeaderEpochs
 from millrace.storage.files import Files
+from millrace.storage.host import Alone, LogHost
 from millrace.storage.index import TIME_ENTRY_BYTES
-from millrace.storage.producers import ProducerEntry, Producers
-from millrace.storage.reading import Reading, ReadResult
+from millrace.storage.loaded import ASK_ALWAYS, LoadedLog
+from millrace.storage.producers import ProducerEntry
+from millrace.storage.reading import ReadResult
 from millrace.storage.recovery import LogPosition, LogState
 from millrace.storage.retention import SegmentAge, expired_segments
-from millrace.storage.segment import (
-    LOG_SUFFIX,
-    MAX_RELATIVE_OFFSET,
-    SNAPSHOT_SUFFIX,
-    IndexCache,
-    Segment,
-    file_name,
-)
+from millrace.storage.segment import LOG_SUFFIX, MAX_RELATIVE_OFFSET, IndexCache, Segment
 from millrace.storage.segments import Segments
 from millrace.storage.settings import FlushMode, LogConfig
 from millrace.storage.ticket import FlushTicket
@@ -69,7 +64,6 @@ from millrace.storage.unsynced import Unsynced
 
 logger = logging.getLogger(__name__)
 
-_ASK_ALWAYS: Final = -2
 LOAD_ATTEMPTS: Final = 3
 """A log that could not be read so often, one time after another, is offline: another replica should serve."""
 
@@ -94,17 +88,24 @@ class LogLayout(NamedTuple):
     epochs: list[tuple[int, int]]
 
 
-RequestFlush = Callable[["Log", float], object]
-"""Have a log synced within so many seconds."""
-
-
 class Log:
     """A partition's records on disk. See the module for owner and invariants."""
 
     def __init__(
-        self, directory: Path, config: LogConfig, *, clock: Clock, files: Files, state: LogState, cache: IndexCache
+        self,
+        directory: Path,
+        config: LogConfig,
+        *,
+        clock: Clock,
+        files: Files,
+        state: LogState,
+        cache: IndexCache | None = None,
+        host: LogHost | None = None,
+        has_directory: bool = True,
     ) -> None:
         self.directory = directory
+        self.has_directory = has_directory
+        """A log without records needs no directory: the host makes it with the first ones."""
         self.config = config
         self.start_offset = state.start_offset
         self.end_offset = max(state.recovery_point, state.start_offset)
@@ -112,34 +113,21 @@ class Log:
         """Below it every key occurs once, if the topic is compacted; kept in the directory's checkpoint."""
         self.failure: StorageError | None = None
         """Why the log is offline: every use of it raises this."""
-        self.on_failure: Callable[[], object] | None = None
-        """Called when the log goes offline."""
         self.on_flushed: list[Callable[[], object]] = []
         """Called on the loop whenever `flushed` has advanced."""
-        self.request_flush: RequestFlush | None = None
-        """Called when there is something to sync: at every append by `flush_mode`, and at every roll."""
         self.flush_patience_s = 0.0
         """How long the flush of an append may wait, because whoever sets this will ask for it sooner (`flush_soon`)."""
-        self.discard: Callable[[list[Path]], object] | None = None
-        """Takes files that are no longer part of the log and removes them, perhaps later."""
-        self.create_directory: Callable[[], None] | None = None
-        """Makes the log's directory; set as long as there is none, because a log without records needs none."""
-        self.before_truncate: Callable[[], object] | None = None
-        """Called before records that may be below a checkpointed recovery point are cut: it must be lowered first."""
+        self._host = host or Alone(files)
         self._clock = clock
         self._files = files
         self._state = state
-        self._loaded = False
+        self._segments = Segments(files, directory, cache or IndexCache(), config.index_interval_bytes)
+        """Kept while nothing is loaded: a log that has failed still has files to close."""
+        self._loaded: LoadedLog | None = None
+        """None until the log is used, and again when it was released or has failed: `self._loaded or self._load()`."""
         self._failed_loads = 0
-        self._segments = Segments(files, directory, cache, config.index_interval_bytes)
-        self._reading = Reading(self._segments)
-        self._end = LogPosition(self.end_offset, 0, 0)
-        self._flushed = self._end
-        self._epochs = LeaderEpochs()
-        self._latest_epoch = -1
-        self._producers = Producers()
-        self._snapshot_offset = -1
-        self._unsynced = Unsynced()
+        self._flushed = LogPosition(self.end_offset, 0, 0)
+        """Only its offset counts before the log is loaded."""
         self._generation = 0
         self._swaps = 0
         self._set_config(config)
@@ -153,34 +141,31 @@ class Log:
         clock: Clock,
         files: Files,
         state: LogState | None = None,
-        cache: IndexCache | None = None,
+        host: LogHost | None = None,
     ) -> Log:
         """The log of a directory: nothing is read after a clean stop, all that may be torn is checked otherwise.
 
         Raises `CorruptLogError` where flushed data is damaged, `StorageError` where the disk fails.
         """
-        log = cls(directory, config, clock=clock, files=files, state=state or LogState(), cache=cache or IndexCache())
+        log = cls(directory, config, clock=clock, files=files, state=state or LogState(), host=host)
         if not log._state.clean:
-            log._load()
+            log.ensure_loaded()
         return log
 
     def __repr__(self) -> str:
-        return f"Log({self.directory.name}, {self.start_offset}..{self.end_offset}, {len(self._segments)} segments)"
+        return f"Log({self.directory.name}, {self.start_offset}..{self.end_offset}, {self._loaded or 'not loaded'})"
 
     # --- what is known ------------------------------------------------------------------------------------------------
 
     @property
     def end(self) -> LogPosition:
         """Where the next batch goes."""
-        if not self._loaded:
-            self._load()
-        return self._end
+        return (self._loaded or self._load()).end
 
     @property
     def flushed(self) -> LogPosition:
         """Up to where the log is known to be on disk."""
-        if not self._loaded:
-            self._load()
+        self.ensure_loaded()
         return self._flushed
 
     @property
@@ -190,29 +175,23 @@ class Log:
     @property
     def latest_epoch(self) -> int:
         """The leader epoch of the last batch, or of the last one assigned; -1 where there is none."""
-        if not self._loaded:
-            self._load()
-        return self._latest_epoch
+        return (self._loaded or self._load()).latest_epoch
 
     @property
     def producers(self) -> list[ProducerEntry]:
         """The producers that the log remembers."""
-        if not self._loaded:
-            self._load()
-        return list(self._producers)
+        return list((self._loaded or self._load()).producers)
 
     @property
     def first_unstable_offset(self) -> int | None:
         """Where the oldest open transaction begins, if there is one."""
-        if not self._loaded:
-            self._load()
-        return self._producers.first_unstable_offset
+        return (self._loaded or self._load()).producers.first_unstable_offset
 
     @property
     def size_bytes(self) -> int:
         """The size of all segments; does not open a log that was not used yet."""
-        if self._loaded:
-            return self._segments.size_bytes
+        if self._loaded is not None:
+            return self._loaded.segments.size_bytes
         return sum(
             self._files.size_of(self.directory / name) or 0
             for name in self._files.names(self.directory)
@@ -221,16 +200,13 @@ class Log:
 
     @property
     def segment_count(self) -> int:
-        if not self._loaded:
-            self._load()
-        return len(self._segments)
+        return len((self._loaded or self._load()).segments)
 
     def layout(self) -> LogLayout:
         """The log as it lies on disk now."""
-        if not self._loaded:
-            self._load()
-        segments = [(segment.base_offset, segment.size_bytes) for segment in self._segments if segment.exists]
-        return LogLayout(self._generation + self._swaps, segments, self._epochs.entries())
+        loaded = self._loaded or self._load()
+        segments = [(segment.base_offset, segment.size_bytes) for segment in loaded.segments if segment.exists]
+        return LogLayout(self._generation + self._swaps, segments, loaded.epochs.entries())
 
     # --- append -------------------------------------------------------------------------------------------------------
 
@@ -242,14 +218,13 @@ class Log:
         A client's batch passes all checks; one of the broker's own (`from_client=False`) may be a control batch and is
         only checked for its shape. Raises `ApiError` for what the sender did, `StorageError` for what the disk did.
         """
-        if not self._loaded:
-            self._load()
+        loaded = self._loaded or self._load()
         log_append_time_ms = NO_TIMESTAMP
         if from_client:
             header = validate_produced(records, self._limits, now_ms)
             producer_id = header.producer_id
             if producer_id >= 0:
-                original = self._producers.check(header)
+                original = loaded.producers.check(header)
                 if original is not None:
                     if self.config.timestamp_type is TimestampType.LOG_APPEND:
                         log_append_time_ms = original.timestamp_ms
@@ -260,19 +235,19 @@ class Log:
             if self._special:
                 header, records, head_bytes = admission.prepare(header, records, self.config, now_ms)
         else:
-            header = admission.check_internal(records, self.config, self._producers)
+            header = admission.check_internal(records, self.config, loaded.producers)
             producer_id = header.producer_id
             head_bytes = STAMP_BYTES
         size = len(records)
         max_timestamp_ms = header.max_timestamp_ms
         base_offset = self.end_offset
         last_offset = base_offset + header.last_offset_delta
-        segment = self._segments.active
+        segment = loaded.segments.active
         if (
             segment.size_bytes + size > self._roll_check_bytes
-            or max_timestamp_ms > self._roll_after_ms
+            or max_timestamp_ms > loaded.roll_after_ms
             or last_offset - segment.base_offset > MAX_RELATIVE_OFFSET
-        ) and self._should_roll(size, max_timestamp_ms, last_offset, now_ms):
+        ) and self._should_roll(loaded, size, max_timestamp_ms, last_offset, now_ms):
             segment = self.roll()
         view = records if type(records) is memoryview else memoryview(records)
         if head_bytes == STAMP_BYTES:
@@ -282,27 +257,26 @@ class Log:
             if header.timestamp_type is TimestampType.LOG_APPEND:
                 log_append_time_ms = max_timestamp_ms
         position = segment.size_bytes
-        if self.create_directory is not None:
-            self._create_directory()
+        if not self.has_directory:
+            self._create_directory(loaded)
         segment.write((head, view[head_bytes:]), size)
         if not position:
-            self._note_first_write(segment, max_timestamp_ms, now_ms)
+            loaded.note_first_write(segment, max_timestamp_ms, now_ms, self._segment_ms)
         segment.note(last_offset, max_timestamp_ms, size)
-        if leader_epoch != self._latest_epoch:
-            self._assign_epoch(leader_epoch, base_offset)
+        if leader_epoch != loaded.latest_epoch:
+            loaded.assign_epoch(leader_epoch, base_offset)
         if producer_id >= 0:
-            self._note_producer(header, base_offset, records, segment, now_ms)
+            self._note_producer(loaded, header, base_offset, records, segment, now_ms)
         self.end_offset = end_offset = last_offset + 1
-        self._end = LogPosition(end_offset, segment.base_offset, position + size)
-        self._unsynced.segments[segment] = None
-        if self._flush_on_append and self.request_flush is not None:
-            self.request_flush(self, self.flush_patience_s)
+        loaded.end = LogPosition(end_offset, segment.base_offset, position + size)
+        loaded.unsynced.segments[segment] = None
+        if self._flush_on_append:
+            self._host.request_flush(self, self.flush_patience_s)
         return Appended(base_offset, last_offset, log_append_time_ms, self.start_offset, False)
 
     def append_as_follower(self, records: bytes | memoryview) -> int:
         """Append batches as the leader has stamped them; returns the new end offset. All or nothing."""
-        if not self._loaded:
-            self._load()
+        loaded = self._loaded or self._load()
         batches = list(split(records))
         if not batches:
             return self.end_offset
@@ -322,81 +296,51 @@ class Log:
         max_timestamp_ms = max(batch.header.largest_timestamp_ms for batch in batches)
         # What a leader has is never too large: a batch may have grown there when it was compacted.
         fitting = min(size, self._segment_bytes)
-        if self._should_roll(fitting, max_timestamp_ms, batches[-1].header.last_offset, now_ms):
+        if self._should_roll(loaded, fitting, max_timestamp_ms, batches[-1].header.last_offset, now_ms):
             self.roll()
-        segment = self._segments.active
+        segment = loaded.segments.active
         first = not segment.size_bytes
-        if self.create_directory is not None:
-            self._create_directory()
+        if not self.has_directory:
+            self._create_directory(loaded)
         segment.write((records,), size)
         if first:
-            self._note_first_write(segment, batches[0].header.max_timestamp_ms, now_ms)
+            loaded.note_first_write(segment, batches[0].header.max_timestamp_ms, now_ms, self._segment_ms)
         for header, data in batches:
             segment.note(header.last_offset, header.largest_timestamp_ms, header.size_bytes)
-            self._assign_epoch(header.leader_epoch, header.base_offset)
+            loaded.assign_epoch(header.leader_epoch, header.base_offset)
             if header.producer_id >= 0:
-                self._note_producer(header, header.base_offset, data, segment, now_ms)
+                self._note_producer(loaded, header, header.base_offset, data, segment, now_ms)
         self.end_offset = expected
-        self._end = LogPosition(expected, segment.base_offset, segment.size_bytes)
-        self._unsynced.segments[segment] = None
-        if self._flush_on_append and self.request_flush is not None:
-            self.request_flush(self, 0.0)
+        loaded.end = LogPosition(expected, segment.base_offset, segment.size_bytes)
+        loaded.unsynced.segments[segment] = None
+        if self._flush_on_append:
+            self._host.request_flush(self, 0.0)
         return expected
 
-    def _create_directory(self) -> None:
-        create, self.create_directory = self.create_directory, None
-        if create is not None:
-            try:
-                create()
-            except StorageError:
-                self.create_directory = create
-                raise
+    def _create_directory(self, loaded: LoadedLog) -> None:
+        loaded.unsynced.note_created(*self._host.create_directory())
+        self.has_directory = True
 
     def assign_epoch(self, epoch: int) -> None:
         """A new leader epoch begins at the log's end."""
-        if not self._loaded:
-            self._load()
-        self._assign_epoch(epoch, self.end_offset)
-
-    def _assign_epoch(self, epoch: int, offset: int) -> None:
-        if epoch > self._latest_epoch:
-            self._epochs.assign(epoch, offset)
-            self._latest_epoch = epoch
-
-    def _note_first_write(self, segment: Segment, max_timestamp_ms: int, now_ms: int) -> None:
-        """A segment's file has just come to be: its name must be made durable too, and its age begins."""
-        self._unsynced.directories[self.directory] = None
-        if max_timestamp_ms >= 0:
-            self._roll_after_ms = max_timestamp_ms + self._segment_ms
-        else:
-            segment.created_ms = now_ms
+        (self._loaded or self._load()).assign_epoch(epoch, self.end_offset)
 
     def _note_producer(
-        self, header: BatchHeader, base_offset: int, batch: Buffer, segment: Segment, now_ms: int
+        self, loaded: LoadedLog, header: BatchHeader, base_offset: int, batch: Buffer, segment: Segment, now_ms: int
     ) -> None:
         if not header.is_control:
-            self._producers.record(header, base_offset, now_ms)
+            loaded.producers.record(header, base_offset, now_ms)
             return
         try:
-            marker = decode_end_marker(batch)
-        except ApiError as error:
-            logger.warning("%s: unreadable control batch at offset %d: %s", self.directory, base_offset, error)
-            return
-        if marker is None:
-            return
-        aborted = self._producers.record_marker(header, base_offset, marker, now_ms)
-        if aborted is not None:
-            try:
-                segment.txn_index.append(aborted)
-            except StorageError as failure:
-                # Without this entry a reader would take aborted records for committed ones; a restart builds it anew.
-                self.fail(failure)
-                raise
+            loaded.note_marker(header, base_offset, batch, segment, now_ms)
+        except StorageError as error:
+            self.fail(error)
+            raise
 
     # --- rolling ------------------------------------------------------------------------------------------------------
 
-    def _should_roll(self, size: int, max_timestamp_ms: int, last_offset: int, now_ms: int) -> bool:
-        segment = self._segments.active
+    def _should_roll(self, loaded: LoadedLog, size: int, max_timestamp_ms: int, last_offset: int, now_ms: int) -> bool:
+        segment = loaded.segments.active
         if size > self._segment_bytes:
             raise ApiError(
                 ErrorCode.RECORD_LIST_TOO_LARGE,
@@ -413,38 +357,17 @@ class Log:
         waited_ms = max_timestamp_ms - first_ms if first_ms >= 0 else now_ms - segment.created_ms
         if waited_ms > self._segment_ms:
             return True
-        self._roll_after_ms = first_ms + self._segment_ms if first_ms >= 0 else _ASK_ALWAYS
+        loaded.roll_after_ms = first_ms + self._segment_ms if first_ms >= 0 else ASK_ALWAYS
         return False
 
     def roll(self) -> Segment:
         """Seal the active segment and go on in a new one at the end offset; its file comes with its first batch."""
-        if not self._loaded:
-            self._load()
-        old = self._segments.active
-        if not old.size_bytes:
-            return old
-        try:
-            old.seal()
-            self._unsynced.note_sealed(old)
-            self._snapshot_producers()
-        except StorageError as error:
-            # Both are rebuilt when they are missed; if the disk is really gone, the coming write says so.
-            logger.warning("%s: could not save the state of a sealed segment: %s", self.directory, error)
-        segment = self._segments.make(self.end_offset, self._clock.wall_ms())
-        self._segments.add(segment)
-        self._roll_after_ms = _ASK_ALWAYS
-        self._end = LogPosition(self.end_offset, segment.base_offset, 0)
-        self._unsynced.rolled = True
-        if self.request_flush is not None:
-            self.request_flush(self, 0.0)
+        loaded = self._loaded or self._load()
+        if not loaded.segments.active.size_bytes:
+            return loaded.segments.active
+        segment = loaded.roll(self._clock.wall_ms())
+        self._host.request_flush(self, 0.0)
         return segment
-
-    def _snapshot_producers(self) -> None:
-        if self._snapshot_offset == self.end_offset or self.create_directory is not None:
-            return
-        path = self.directory / file_name(self.end_offset, SNAPSHOT_SUFFIX)
-        self._files.write_bytes(path, self._producers.to_bytes())
-        self._snapshot_offset = self.end_offset
 
     # --- read ---------------------------------------------------------------------------------------------------------
 
@@ -456,9 +379,8 @@ class Log:
         At most `max_bytes`, except that with `at_least_one` the first batch comes whatever its size. Raises
         OFFSET_OUT_OF_RANGE outside of start and end.
         """
-        if not self._loaded:
-            self._load()
-        end = self._end if limit is None else limit
+        loaded = self._loaded or self._load()
+        end = loaded.end if limit is None else limit
         if offset >= end.offset or offset < self.start_offset:
             if self.start_offset <= offset <= self.end_offset:
                 return ReadResult(b"", offset)
@@ -466,11 +388,14 @@ class Log:
                 ErrorCode.OFFSET_OUT_OF_RANGE,
                 f"offset {offset} is outside of {self.start_offset} to {self.end_offset}",
             )
-        return self._reading.read(offset, max_bytes, end, self.end_offset, at_least_one)
+        return loaded.reading.read(offset, max_bytes, end, self.end_offset, at_least_one)
 
     def bytes_after(self, offset: int) -> int | None:
         """How much there is from `offset` on; None where that is not known without a search."""
-        return self._reading.bytes_after(offset, self._end)
+        loaded = self._loaded
+        if loaded is None:
+            return 0 if offset == self.end_offset else None
+        return loaded.reading.bytes_after(offset, loaded.end)
 
     def read_batch(self, offset: int) -> Batch:
         """The one batch that holds `offset`."""
@@ -479,9 +404,8 @@ class Log:
 
     def position_of(self, offset: int) -> LogPosition:
         """Where the batch that begins at `offset` lies, or will lie; the offset must be a boundary between batches."""
-        if not self._loaded:
-            self._load()
-        return self._end if offset >= self._end.offset else self._reading.position_of(offset)
+        loaded = self._loaded or self._load()
+        return loaded.end if offset >= loaded.end.offset else loaded.reading.position_of(offset)
 
     # --- find by time and epoch ---------------------------------------------------------------------------------------
 
@@ -494,10 +418,9 @@ class Log:
         return with_largest_timestamp(self._searched(limit))
 
     def _searched(self, limit: LogPosition | None) -> Searched:
-        if not self._loaded:
-            self._load()
+        loaded = self._loaded or self._load()
         return Searched(
-            self._segments.listed,
+            loaded.segments.listed,
             self.start_offset,
             self.end_offset if limit is None else limit.offset,
             self.config.max_decompressed_bytes,
@@ -505,32 +428,22 @@ class Log:
 
     def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
         """The largest epoch at or below `epoch` and where it ends in this log; (-1, -1) where it is not known."""
-        if not self._loaded:
-            self._load()
-        return self._epochs.end_offset_for(epoch, self.end_offset)
+        return (self._loaded or self._load()).epochs.end_offset_for(epoch, self.end_offset)
 
     def epoch_for(self, offset: int) -> int:
         """The leader epoch that wrote `offset`; -1 where it is not known."""
-        if not self._loaded:
-            self._load()
-        return self._epochs.epoch_for(offset)
+        return (self._loaded or self._load()).epochs.epoch_for(offset)
 
     def aborted_transactions(self, first_offset: int, end_offset: int) -> list[AbortedTransaction]:
         """The aborted transactions that touch the offsets from `first_offset` up to `end_offset`."""
-        if not self._loaded:
-            self._load()
-        found: list[AbortedTransaction] = []
-        for segment in self._segments.listed[self._segments.slot_of(first_offset) :]:
-            found += segment.txn_index.overlapping(first_offset, end_offset)
-        return found
+        return (self._loaded or self._load()).aborted_transactions(first_offset, end_offset)
 
     # --- compaction ---------------------------------------------------------------------------------------------------
 
     def compaction_facts(self, compactable_below: int) -> LogFacts:
         """What compaction decides from; nothing at or above `compactable_below` (the high watermark) is compacted."""
-        if not self._loaded:
-            self._load()
-        stable = self._producers.first_unstable_offset
+        loaded = self._loaded or self._load()
+        stable = loaded.producers.first_unstable_offset
         limit = min(compactable_below, self._flushed.offset)
         return LogFacts(
             [
@@ -541,7 +454,7 @@ class Log:
                     segment.rolling_timestamp_ms,
                     lambda segment=segment: segment.largest_timestamp().timestamp_ms,  # type: ignore[misc]
                 )
-                for segment, end in self._segments.with_ends(self.end_offset)
+                for segment, end in loaded.segments.with_ends(self.end_offset)
             ],
             self.start_offset,
             self.end_offset,
@@ -560,13 +473,14 @@ class Log:
         Returns the files that may be removed once the directory is synced; None, and nothing done, where the log is not
         what it was when the segment was made: records were cut off, segments deleted, the log closed.
         """
-        if not self._loaded or truncations != self._generation:
+        loaded = self._loaded
+        if loaded is None or truncations != self._generation:
             return None
-        place = rewriting.find_replaced(self._segments, cleaned)
+        place = rewriting.find_replaced(loaded.segments, cleaned)
         if place is None:
             return None
-        with self._rewriting():
-            doomed = rewriting.replace(self._segments, *place, cleaned)
+        with self._rewriting(loaded):
+            doomed = rewriting.replace(loaded.segments, *place, cleaned)
         self._swaps += 1
         return doomed
 
@@ -589,7 +503,7 @@ class Log:
 
     def remove_files(self, paths: list[Path]) -> None:
         """Let go of what `replace_segments` has returned."""
-        self._remove(paths)
+        self._host.remove(paths)
 
     # --- retention and truncation -------------------------------------------------------------------------------------
 
@@ -598,15 +512,14 @@ class Log:
 
         The directory's log-start checkpoint makes it last: see `LogDirs.checkpoint_start_offsets`.
         """
-        if not self._loaded:
-            self._load()
+        loaded = self._loaded or self._load()
         if offset > self.end_offset or offset < 0:
             raise ApiError(ErrorCode.OFFSET_OUT_OF_RANGE, f"offset {offset} is outside of 0 to {self.end_offset}")
         if offset > self.start_offset:
             self.start_offset = offset
-            self._epochs.truncate_start(offset)
+            loaded.epochs.truncate_start(offset)
             # The active segment stays, whatever it holds.
-            self._delete_oldest(self._segments.slot_of(offset))
+            self._delete_oldest(loaded, loaded.segments.slot_of(offset))
         return self.start_offset
 
     def enforce_retention(self, now_ms: int, deletable_below: int | None = None) -> int:
@@ -615,15 +528,14 @@ class Log:
         Nothing at or above `deletable_below` (the high watermark; the log's end if None) is removed. An active segment
         that is superfluous as a whole is rolled first.
         """
-        if not self._loaded:
-            if self.end_offset == self.start_offset:
-                return 0
-            self._load()
-        self._producers.expire(now_ms, self.config.producer_expiration_ms)
+        if self._loaded is None and self.end_offset == self.start_offset:
+            return 0
+        loaded = self._loaded or self._load()
+        loaded.producers.expire(now_ms, self.config.producer_expiration_ms)
         config = self.config
         ages = [
             SegmentAge(segment.base_offset, end, segment.size_bytes, segment.retention_timestamp_ms)
-            for segment, end in self._segments.with_ends(self.end_offset)
+            for segment, end in loaded.segments.with_ends(self.end_offset)
         ]
         count = expired_segments(
             ages,
@@ -635,26 +547,26 @@ class Log:
         )
         if count == 0:
             return 0
-        if count == len(self._segments):
+        if count == len(loaded.segments):
             self.roll()
-        self._delete_oldest(count)
-        if self._segments.bases[0] > self.start_offset:
-            self.start_offset = self._segments.bases[0]
-            self._epochs.truncate_start(self.start_offset)
+        self._delete_oldest(loaded, count)
+        if loaded.segments.bases[0] > self.start_offset:
+            self.start_offset = loaded.segments.bases[0]
+            loaded.epochs.truncate_start(self.start_offset)
         return count
 
-    def _delete_oldest(self, count: int) -> None:
+    def _delete_oldest(self, loaded: LoadedLog, count: int) -> None:
         if not count:
             return
         try:
-            doomed = rewriting.drop_oldest(self._segments, count)
+            doomed = rewriting.drop_oldest(loaded.segments, count)
         finally:
-            self._forget_gone()
-        self._remove(doomed)
-        logger.info("%s: removed %d segments, the log starts at %d", self.directory, count, self._segments.bases[0])
+            loaded.forget_gone()
+        self._host.remove(doomed)
+        logger.info("%s: removed %d segments, the log starts at %d", self.directory, count, loaded.segments.bases[0])
 
     @contextmanager
-    def _rewriting(self) -> Iterator[None]:
+    def _rewriting(self, loaded: LoadedLog) -> Iterator[None]:
         """While files change their names; if that fails half-way, which names they have is for a start to sort out."""
         try:
             yield
@@ -662,118 +574,85 @@ class Log:
             self.fail(error)
             raise
         finally:
-            self._forget_gone()
-
-    def _forget_gone(self) -> None:
-        self._reading.forget()
-        self._unsynced.keep_only(self._segments.listed)
-
-    def _remove(self, paths: list[Path]) -> None:
-        if self.discard is not None:
-            self.discard(paths)
-            return
-        for path in paths:
-            self._files.remove(path)
+            loaded.forget_gone()
 
     def truncate_to(self, offset: int) -> None:
         """Drop every batch that reaches `offset` or beyond; producers and epochs are rolled back with them."""
-        if not self._loaded:
-            self._load()
+        loaded = self._loaded or self._load()
         if offset >= self.end_offset:
             # An epoch in which nothing was written begins at the very end, and the leader may not know it.
-            self._epochs.truncate_end(self.end_offset)
-            self._latest_epoch = self._epochs.latest
+            loaded.cut_epochs()
             return
         if offset <= self.start_offset:
             self.reset_to(offset)
             return
-        slot = self._segments.slot_of(offset)
-        active = self._segments.listed[slot]
+        slot = loaded.segments.slot_of(offset)
+        active = loaded.segments.listed[slot]
         position = active.locate(offset)
         # A batch goes as a whole, and an offset that compaction has removed is no end: what is left says where it is.
         end_offset = active.end_before(position)
         self._lower_flushed(LogPosition(end_offset, active.base_offset, position))
         self._generation += 1
-        with self._rewriting():
-            doomed = rewriting.cut(self._segments, slot, position, end_offset)
-        self._unsynced.segments[active] = None
+        with self._rewriting(loaded):
+            doomed = rewriting.cut(loaded.segments, slot, position, end_offset)
         self.end_offset = end_offset
         # The batch that went as a whole may have begun below the start.
         self.start_offset = min(self.start_offset, end_offset)
         self.cleaned_offset = min(self.cleaned_offset, end_offset)
-        self._end = LogPosition(end_offset, active.base_offset, active.size_bytes)
-        self._roll_after_ms = _ASK_ALWAYS
-        self._epochs.truncate_end(end_offset)
-        self._latest_epoch = self._epochs.latest
-        self._reload_producers()
-        self._remove(doomed)
-        if self.request_flush is not None:
-            self.request_flush(self, 0.0)
+        loaded.cut_to(LogPosition(end_offset, active.base_offset, active.size_bytes), self._clock.wall_ms())
+        self._host.remove(doomed)
+        self._host.request_flush(self, 0.0)
 
     def _lower_flushed(self, position: LogPosition) -> None:
         """Before a truncation: after a crash in the middle of it, a shorter log must not look like a damaged one."""
         if self._flushed.offset > position.offset:
             self._flushed = position
-            if self.before_truncate is not None:
-                self.before_truncate()
+            self._host.before_truncate()
 
     def reset_to(self, offset: int) -> None:
         """Drop everything and go on at `offset`: for a follower whose leader has nothing older."""
-        if not self._loaded:
-            self._load()
+        loaded = self._loaded or self._load()
         self.start_offset = min(self.start_offset, offset)
-        self._lower_flushed(LogPosition(self.start_offset, self._segments.bases[0], 0))
+        self._lower_flushed(LogPosition(self.start_offset, loaded.segments.bases[0], 0))
         self._generation += 1
-        self._create_directory()
-        with self._rewriting():
-            doomed = rewriting.begin_anew(self._segments, self._segments.make(offset, self._clock.wall_ms()))
-        self._snapshot_offset = -1
+        if not self.has_directory:
+            self._create_directory(loaded)
+        with self._rewriting(loaded):
+            doomed = rewriting.begin_anew(loaded.segments, loaded.segments.make(offset, self._clock.wall_ms()))
+        loaded.begin_anew()
+        self._flushed = loaded.end
         self.start_offset = self.end_offset = offset
         self.cleaned_offset = 0
-        self._end = self._flushed = LogPosition(offset, offset, 0)
-        self._roll_after_ms = _ASK_ALWAYS
-        self._epochs.clear()
-        self._latest_epoch = -1
-        self._producers.clear()
-        self._remove(doomed)
-
-    def _reload_producers(self) -> None:
-        """The producers' state at the end of the log, after a truncation: from a snapshot below it."""
-        offsets = self._segments.snapshots()
-        state: Producers | None = None
-        covered = -1
-        while state is None and offsets:
-            covered = offsets.pop()
-            data = self._files.read_bytes(self.directory / file_name(covered, SNAPSHOT_SUFFIX))
-            state = Producers.from_bytes(data or b"", self.config.max_producers)
-        covered = self._snapshot_offset = covered if state is not None else -1
-        self._producers = state or Producers(self.config.max_producers)
-        recovery.replay(self._producers, self._segments.listed, covered, self._clock.wall_ms())
+        self._host.remove(doomed)
 
     # --- flushing -----------------------------------------------------------------------------------------------------
 
     @property
     def dirty(self) -> bool:
         """Whether something waits to be synced."""
-        return bool(self._unsynced)
+        return self._loaded is not None and bool(self._loaded.unsynced)
 
     def begin_flush(self, *, final: bool = False) -> FlushTicket | None:
         """What to sync, so that everything up to the current end is on disk; None where nothing is to do.
 
         A `final` one, before a clean close, also writes epochs that no record has followed yet.
         """
-        if not self._loaded or not (self.dirty or (final and self._epochs.dirty)) or self.create_directory is not None:
+        loaded = self._loaded
+        if loaded is None or not self.has_directory:
             return None
-        unsynced = self._unsynced
+        unsynced = loaded.unsynced
+        if not (unsynced or (final and loaded.epochs.dirty)):
+            return None
         pinned = unsynced.pin(self._files)
         replacements = []
-        if self._epochs.dirty:
-            data = checkpoint.render_epochs(self._epochs.entries())
+        if loaded.epochs.dirty:
+            data = checkpoint.render_epochs(loaded.epochs.entries())
             replacements.append((self.directory / checkpoint.LEADER_EPOCHS, data))
-            self._epochs.dirty = False
+            loaded.epochs.dirty = False
         ticket = FlushTicket(
             self,
-            self._end,
+            loaded,
+            loaded.end,
             self._generation,
             unsynced.rolled,
             pinned,
@@ -781,23 +660,13 @@ class Log:
             unsynced.files,
             replacements,
         )
-        self._unsynced = Unsynced()
+        loaded.unsynced = Unsynced()
         return ticket
 
     def flush_soon(self) -> None:
         """Do not wait any longer with what has been appended."""
-        if self._flush_on_append and self._unsynced.segments and self.request_flush is not None:
-            self.request_flush(self, 0.0)
-
-    @property
-    def written_end(self) -> LogPosition:
-        """Where the next batch goes, as far as writes have returned; may be read in any thread."""
-        return self._end
-
-    @property
-    def owes_more_than_data(self) -> bool:
-        """Whether files other than the active segment wait for a sync; may be read in any thread."""
-        return self._unsynced.more_than_data or self._epochs.dirty
+        if self._flush_on_append and self._loaded is not None and self._loaded.unsynced.segments:
+            self._host.request_flush(self, 0.0)
 
     def note_synced(self, end: LogPosition, generation: int) -> None:
         """Everything below `end` is on disk: `flushed` advances and the listeners are told.
@@ -815,9 +684,10 @@ class Log:
         for file, _ in ticket.pinned:
             self._files.unpin(file)
         if synced:
-            if ticket.end == self._end and ticket.generation == self._generation:
+            loaded = ticket.loaded
+            if ticket.end == loaded.end and ticket.generation == self._generation:
                 # The ticket has followed the log to its very end.
-                self._unsynced.segments.pop(self._segments.active, None)
+                loaded.unsynced.segments.pop(loaded.segments.active, None)
             self.note_synced(ticket.end, ticket.generation)
 
     def flush(self) -> None:
@@ -835,10 +705,6 @@ class Log:
                 raise
             self.end_flush(ticket)
 
-    def note_created(self, paths: list[Path], directories: list[Path]) -> None:
-        """Files and directories that were made for this log and must be synced with its first records."""
-        self._unsynced.note_created(paths, directories)
-
     # --- life ---------------------------------------------------------------------------------------------------------
 
     def apply_config(self, config: LogConfig) -> None:
@@ -846,7 +712,9 @@ class Log:
         self.config = config
         self._set_config(config)
         self._segments.set_index_interval(config.index_interval_bytes)
-        self._producers.max_producers = config.max_producers
+        if self._loaded is not None:
+            self._loaded.producers.max_producers = config.max_producers
+            self._loaded.roll_after_ms = ASK_ALWAYS
         self.flush_soon()
 
     def _set_config(self, config: LogConfig) -> None:
@@ -863,63 +731,50 @@ class Log:
             or config.target_codec is not None
             or config.timestamp_type is TimestampType.LOG_APPEND
         )
-        self._roll_after_ms = _ASK_ALWAYS
-        """A batch with a later timestamp asks `_should_roll`."""
 
     def ensure_loaded(self) -> None:
         """Read the log's directory now rather than at its first use."""
-        if not self._loaded:
+        if self._loaded is None:
             self._load()
 
-    def _load(self) -> None:
+    def _load(self) -> LoadedLog:
+        """Read the directory; raises why the log is offline, or why it could not be read this time."""
         if self.failure is not None:
             raise self.failure
-        now_ms = self._clock.wall_ms()
         try:
-            loaded = recovery.load(self._segments, self._state, self.config.load_options, now_ms)
+            found = recovery.load(self._segments, self._state, self.config.load_options, self._clock.wall_ms())
         except StorageError as error:
             self._failed_loads += 1
             if isinstance(error, CorruptLogError) or self._failed_loads >= LOAD_ATTEMPTS:
                 self.fail(error)
             raise
         self._failed_loads = 0
-        self._segments.take(loaded.segments)
-        active = self._segments.active
-        self.start_offset = loaded.start_offset
-        self.end_offset = loaded.end_offset
-        self._end = LogPosition(loaded.end_offset, active.base_offset, active.size_bytes)
-        self._flushed = loaded.flushed
-        self._epochs = loaded.epochs
-        self._latest_epoch = loaded.epochs.latest
-        self._producers = loaded.producers
-        self._snapshot_offset = loaded.snapshot_offset
-        self._loaded = True
-        if self._flushed.offset < self.end_offset:
-            # A process that was killed leaves its writes to the kernel: they count once they are synced.
-            for segment in self._segments.listed[self._segments.slot_of(self._flushed.offset) :]:
-                self._unsynced.segments[segment] = None
-            self._unsynced.directories[self.directory] = None
+        self.start_offset = found.start_offset
+        self.end_offset = found.end_offset
+        self._flushed = found.flushed
+        self._loaded = loaded = LoadedLog(self._segments, found)
+        return loaded
 
     def fail(self, error: StorageError) -> None:
         """Take the log offline: every use of it raises `error` from now on."""
         if self.failure is None:
             logger.error("%s is offline: %s", self.directory, error)
             self.failure = error
-            if self.on_failure is not None:
-                self.on_failure()
-        self._loaded = False
+            self._host.log_failed()
+        self._loaded = None
 
     def prepare_close(self) -> None:
         """Write the hints that make the next start quick; they need no sync, as damage to them is found."""
-        if not self._loaded:
-            return
-        self._segments.active.save_indexes(final=True)
-        self._segments.active.cut_tail_if_needed()
-        self._snapshot_producers()
+        loaded = self._loaded
+        if loaded is not None:
+            loaded.segments.active.save_indexes(final=True)
+            loaded.segments.active.cut_tail_if_needed()
+            if self.has_directory:
+                loaded.snapshot_producers()
 
     def close(self) -> None:
         """Write out what the next start wants, sync, and let go of the files. Harmless when done twice."""
-        if self._loaded:
+        if self._loaded is not None:
             self.prepare_close()
             self._flush(final=True)
             self._state = LogState(self.start_offset, self.end_offset, clean=True)
@@ -928,6 +783,4 @@ class Log:
     def release(self) -> None:
         """Close the files and forget what was loaded; a log that is used again loads itself again."""
         self._segments.release()
-        self._reading.forget()
-        self._unsynced = Unsynced()
-        self._loaded = False
+        self._loaded = None

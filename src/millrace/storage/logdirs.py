@@ -44,6 +44,7 @@ from millrace.model import (
 from millrace.storage import checkpoint
 from millrace.storage.directory import LogDirectory, check_meta
 from millrace.storage.files import Files
+from millrace.storage.host import Created
 from millrace.storage.log import Log
 from millrace.storage.moves import LogDescription, Moves
 from millrace.storage.names import DELETE_SUFFIX, STRAY_SUFFIX, aside
@@ -56,18 +57,9 @@ from millrace.storage.ticket import FlushTicket
 
 logger = logging.getLogger(__name__)
 
-_LOCK: Final = ".lock"
-_META: Final = "meta.properties"
-_DELETE_SUFFIX: Final = "-delete"
-_STRAY_SUFFIX: Final = "-stray"
-_FUTURE_SUFFIX: Final = "-future"
-_MAX_NAME_BYTES: Final = 255
 _CLOSE_THREADS: Final = 8
-_NO_LIMIT: Final = 2**63 - 1
 _OWN_LIMITS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 """What a write can fail of that says nothing about the disk."""
-_PACE_S: Final = 0.5
-"""How long a move waits at most before it looks at its limit again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +79,24 @@ class Detached(NamedTuple):
     directory: LogDirectory
     log: Log
     has_files: bool
+
+
+class _Host:
+    """What one log asks of the directory it lies in (`LogHost`)."""
+
+    __slots__ = ("_directory", "_dirs", "_partition", "before_truncate", "log_failed", "remove", "request_flush")
+
+    def __init__(self, dirs: LogDirs, directory: LogDirectory, partition: TopicPartition) -> None:
+        self.request_flush = directory.flusher.request
+        self.before_truncate = directory.write_offsets
+        self.remove = dirs.remove_files_later
+        self.log_failed = dirs.log_failed
+        self._dirs = dirs
+        self._directory = directory
+        self._partition = partition
+
+    def create_directory(self) -> Created:
+        return self._dirs.create_directory(self._directory, self._partition)
 
 
 class LogDirs:
@@ -193,7 +203,7 @@ class LogDirs:
         if directory is None:
             return None
         log = directory.logs[partition]
-        if log.create_directory is not None:
+        if not log.has_directory:
             return self._topic_ids[partition]
         path = directory.path / str(partition) / checkpoint.PARTITION_METADATA
         topic_id = checkpoint.read_partition_metadata(self.files, path)
@@ -318,18 +328,9 @@ class LogDirs:
     ) -> Log:
         directory.forget_checkpointed(partition)
         # A clean log from 0 to 0, which needs no look at the disk.
-        log = self.make(directory, partition, config or self.config, LogState(clean=True))
+        log = self.make(directory, partition, config or self.config, LogState(clean=True), has_directory=False)
         self.attach(directory, partition, log)
         self._topic_ids[partition] = topic_id
-
-        def make() -> None:
-            path = directory.path / str(partition)
-            self.files.make_directory(path)
-            metadata = path / checkpoint.PARTITION_METADATA
-            self.files.write_bytes(metadata, checkpoint.render_partition_metadata(topic_id))
-            log.note_created([metadata], [path, directory.path])
-
-        log.create_directory = make
         return log
 
     def set_topic_id(self, partition: TopicPartition, topic_id: uuid.UUID) -> None:
@@ -367,7 +368,7 @@ class LogDirs:
         log.release()
         log.failure = StorageError(f"{partition} {what_became}")
         self._topic_ids.pop(partition, None)
-        return Detached(directory, log, log.create_directory is None)
+        return Detached(directory, log, log.has_directory)
 
     def attach(self, directory: LogDirectory, partition: TopicPartition, log: Log) -> None:
         """Have a log lie in a directory."""
@@ -401,17 +402,38 @@ class LogDirs:
         """Remove a directory in the background."""
         self.in_background(lambda: self.files.remove_directory(path))
 
-    def make(self, directory: LogDirectory, partition: TopicPartition, config: LogConfig, state: LogState) -> Log:
+    def make(
+        self,
+        directory: LogDirectory,
+        partition: TopicPartition,
+        config: LogConfig,
+        state: LogState,
+        *,
+        has_directory: bool = True,
+    ) -> Log:
         """The log of a directory, in use by nobody yet (`attach`)."""
-        path = directory.path / str(partition)
-        log = Log(path, config, clock=self._clock, files=self.files, state=state, cache=self._cache)
-        log.request_flush = directory.flusher.request
-        log.discard = self._discard
-        log.before_truncate = directory.write_offsets
-        log.on_failure = self._log_failed
-        return log
+        return Log(
+            directory.path / str(partition),
+            config,
+            clock=self._clock,
+            files=self.files,
+            state=state,
+            cache=self._cache,
+            host=_Host(self, directory, partition),
+            has_directory=has_directory,
+        )
 
-    def _discard(self, paths: list[Path]) -> None:
+    def create_directory(self, directory: LogDirectory, partition: TopicPartition) -> Created:
+        """The files of a log that has had none; its topic is the one that `create_log` was told."""
+        path = directory.path / str(partition)
+        self.files.make_directory(path)
+        metadata = path / checkpoint.PARTITION_METADATA
+        self.files.write_bytes(metadata, checkpoint.render_partition_metadata(self._topic_ids[partition]))
+        return Created([metadata], [path, directory.path])
+
+    def remove_files_later(self, paths: list[Path]) -> None:
+        """Remove files in the background."""
+
         def remove() -> None:
             for path in paths:
                 self.files.remove(path)
@@ -560,7 +582,8 @@ class LogDirs:
             described.append(DirectoryDescription(directory.path, directory.failure, total, usable, tuple(logs)))
         return described
 
-    def _log_failed(self) -> None:
+    def log_failed(self) -> None:
+        """A log has gone offline."""
         if self.on_log_failure is not None:
             self.on_log_failure()
 

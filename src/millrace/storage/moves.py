@@ -141,7 +141,7 @@ class Moves:
     async def _move(self, move: _Move) -> None:
         log = self._dirs.get(move.partition)
         while log is not None and self._is_wanted(move, log):
-            if log.create_directory is not None:
+            if not log.has_directory:
                 self._move_unwritten(move, log)
                 return
             copy = move.copy = LogCopy(log, aside(move.target.path, move.partition, FUTURE_SUFFIX), self._dirs.files)

@@ -71,7 +71,7 @@ class LogState:
 
 
 @dataclass(slots=True)
-class Loaded:
+class Found:
     """A log's state as found on disk."""
 
     segments: list[Segment]
@@ -92,7 +92,7 @@ class LoadOptions:
     max_producers: int
 
 
-def load(home: Segments, state: LogState, options: LoadOptions, now_ms: int) -> Loaded:
+def load(home: Segments, state: LogState, options: LoadOptions, now_ms: int) -> Found:
     """Read a log's directory; may cut a torn tail off, raises `CorruptLogError` where flushed data is damaged."""
     files, directory = home.files, home.directory
     segments, snapshots = _list(home, state, now_ms)
@@ -120,7 +120,7 @@ def load(home: Segments, state: LogState, options: LoadOptions, now_ms: int) -> 
     epochs = _load_epochs(files, directory, segments, tail)
     producers, snapshot_offset = _load_producers(files, directory, segments, snapshots, tail, options, now_ms)
     producers.expire(now_ms, options.producer_expiration_ms)
-    return Loaded(segments, start_offset, tail.end_offset, tail.flushed, epochs, producers, snapshot_offset)
+    return Found(segments, start_offset, tail.end_offset, tail.flushed, epochs, producers, snapshot_offset)
 
 
 def _list(home: Segments, state: LogState, now_ms: int) -> tuple[list[Segment], list[int]]:

@@ -17,6 +17,7 @@ from millrace.storage.files import DiskFile, Files
 from millrace.storage.recovery import LogPosition
 
 if TYPE_CHECKING:
+    from millrace.storage.loaded import LoadedLog
     from millrace.storage.log import Log
 
 
@@ -25,6 +26,7 @@ class FlushTicket:
     """What must reach the disk for a log to count as flushed up to `end`; made and finished on the loop."""
 
     log: Log
+    loaded: LoadedLog
     end: LogPosition
     generation: int
     rolled: bool
@@ -54,12 +56,12 @@ class FlushTicket:
 
         The order of the two reads is what makes it safe: an append sets what else it owes before it moves the end.
         """
-        end = self.log.written_end
+        end = self.loaded.end
         if (
             end.offset <= self.end.offset
             or end.segment_base != self.end.segment_base
             or len(self.pinned) != 1
-            or self.log.owes_more_than_data
+            or self.loaded.owes_more_than_data
             or self.log.flush_patience_s
         ):
             return None

@@ -30,6 +30,7 @@ from millrace.replication.gathering import (
 from millrace.replication.leadership import Leadership
 from millrace.replication.partition import Partition
 from millrace.storage.files import Files
+from millrace.storage.host import Alone
 from millrace.storage.log import Log
 from millrace.storage.settings import FlushMode, LogConfig
 from millrace.wire.frame import RequestHeader
@@ -87,12 +88,25 @@ class TestHowMuchIsWantedOf:
         assert gathering.longest_s == LONGEST_S, "they are there again"
 
 
+class Flushes(Alone):
+    """The host of a log: remembers within how many seconds it wanted to be flushed, each time."""
+
+    def __init__(self, files: Files) -> None:
+        super().__init__(files)
+        self.asked: list[float] = []
+
+    def request_flush(self, log: Log, within_s: float, /) -> None:
+        self.asked.append(within_s)
+
+
 class Leader:
     """A leader with one follower that keeps a fetch session, as the handler of Fetch sees it."""
 
     def __init__(self, directory: Path) -> None:
         self.clock = ManualClock(NOW_MS)
-        log = Log.open(directory, LogConfig(flush_mode=FlushMode.OS), clock=self.clock, files=Files())
+        self.flushes = Flushes(Files())
+        config = LogConfig(flush_mode=FlushMode.OS)
+        log = Log.open(directory, config, clock=self.clock, files=Files(), host=self.flushes)
         topic_id = uuid.uuid4()
         self.partition = Partition("t", 0, topic_id, open_log=lambda: log, clock=self.clock, broker_id=1)
         self.partition.lead(PartitionState((1, FOLLOWER), (1, FOLLOWER), 1, leader_epoch=0))
@@ -259,8 +273,8 @@ async def test_the_wait_ends_with_the_leadership(leader: Leader) -> None:
 async def test_the_leader_flushes_when_it_answers(leader: Leader) -> None:
     log = leader.partition.log
     log.apply_config(LogConfig(flush_mode=FlushMode.GROUP))
-    asked: list[float] = []
-    log.request_flush = lambda _log, within_s: asked.append(within_s)
+    asked = leader.flushes.asked
+    asked.clear()
     waiting = leader.start_waiting(DONE)
     leader.append(IN_FLIGHT)
     assert asked == [LONGEST_S] * IN_FLIGHT, "nothing can be committed before it was fetched"

@@ -16,6 +16,7 @@ from millrace.errors import StorageError
 from millrace.model import TopicPartition
 from millrace.storage.files import Files
 from millrace.storage.flusher import Flusher
+from millrace.storage.host import Alone
 from millrace.storage.log import Log
 from millrace.storage.logdirs import LogDirs
 from millrace.storage.settings import FlushMode, LogConfig
@@ -41,10 +42,21 @@ class SlowFiles(Files):
         self.syncs += 1
 
 
-def make(tmp_path: Path, files: Files, name: str = "topic-0", config: LogConfig = CONFIG) -> Log:
+class FlushedBy(Alone):
+    """The host of a log that has nothing but a flusher."""
+
+    def __init__(self, flusher: Flusher, files: Files) -> None:
+        super().__init__(files)
+        self._flusher = flusher
+
+    def request_flush(self, log: Log, within_s: float, /) -> None:
+        self._flusher.request(log, within_s)
+
+
+def make(tmp_path: Path, files: Files, flusher: Flusher, name: str = "topic-0", config: LogConfig = CONFIG) -> Log:
     directory = tmp_path / name
     directory.mkdir()
-    return Log.open(directory, config, clock=ManualClock(), files=files)
+    return Log.open(directory, config, clock=ManualClock(), files=files, host=FlushedBy(flusher, files))
 
 
 def add(log: Log, count: int = 1) -> None:
@@ -62,10 +74,9 @@ async def flushed_to(log: Log, offset: int) -> None:
 
 async def test_one_sync_covers_all_appends_made_while_the_disk_was_busy(tmp_path: Path) -> None:
     files = SlowFiles()
-    log = make(tmp_path, files)
     flusher = Flusher("d", files=files, clock=SystemClock())
     flusher.start()
-    log.request_flush = flusher.request
+    log = make(tmp_path, files, flusher)
     add(log)
     await asyncio.to_thread(files.began.wait)
     add(log, 99)
@@ -80,10 +91,9 @@ async def test_one_sync_covers_all_appends_made_while_the_disk_was_busy(tmp_path
 
 async def test_the_thread_goes_on_by_itself_while_the_loop_is_busy(tmp_path: Path) -> None:
     files = SlowFiles()
-    log = make(tmp_path, files)
     flusher = Flusher("d", files=files, clock=SystemClock())
     flusher.start()
-    log.request_flush = flusher.request
+    log = make(tmp_path, files, flusher)
     add(log)
     await asyncio.to_thread(files.began.wait)
     add(log, 5)
@@ -100,10 +110,9 @@ async def test_the_thread_goes_on_by_itself_while_the_loop_is_busy(tmp_path: Pat
 
 async def test_a_new_leader_epoch_is_never_passed_over(tmp_path: Path) -> None:
     files = SlowFiles()
-    log = make(tmp_path, files)
     flusher = Flusher("d", files=files, clock=SystemClock())
     flusher.start()
-    log.request_flush = flusher.request
+    log = make(tmp_path, files, flusher)
     add(log)
     await asyncio.to_thread(files.began.wait)
     log.append(batch(1), leader_epoch=7, now_ms=NOW_MS)
@@ -116,11 +125,10 @@ async def test_a_new_leader_epoch_is_never_passed_over(tmp_path: Path) -> None:
 
 async def test_stop_flushes_what_is_dirty(tmp_path: Path) -> None:
     files = Files()
-    logs = [make(tmp_path, files, f"t-{i}") for i in range(5)]
     flusher = Flusher("d", files=files, clock=SystemClock())
     flusher.start()
+    logs = [make(tmp_path, files, flusher, f"t-{i}") for i in range(5)]
     for log in logs:
-        log.request_flush = flusher.request
         add(log, 3)
     await flusher.stop()
     await flusher.stop()
@@ -129,10 +137,9 @@ async def test_stop_flushes_what_is_dirty(tmp_path: Path) -> None:
 
 async def test_truncation_during_a_sync_does_not_count_as_flushed(tmp_path: Path) -> None:
     files = SlowFiles()
-    log = make(tmp_path, files)
     flusher = Flusher("d", files=files, clock=SystemClock())
     flusher.start()
-    log.request_flush = flusher.request
+    log = make(tmp_path, files, flusher)
     add(log, 10)
     await asyncio.to_thread(files.began.wait)
     log.truncate_to(4)
@@ -145,10 +152,9 @@ async def test_truncation_during_a_sync_does_not_count_as_flushed(tmp_path: Path
 
 async def test_a_stop_that_is_cancelled_ends_the_sync_and_leaves_the_rest_dirty(tmp_path: Path) -> None:
     files = SlowFiles()
-    log = make(tmp_path, files)
     flusher = Flusher("d", files=files, clock=SystemClock())
     flusher.start()
-    log.request_flush = flusher.request
+    log = make(tmp_path, files, flusher)
     add(log)
     await asyncio.to_thread(files.began.wait)
     add(log, 5)
@@ -170,10 +176,9 @@ async def test_a_stop_that_is_cancelled_ends_the_sync_and_leaves_the_rest_dirty(
 async def test_interval_mode_waits(tmp_path: Path) -> None:
     files = Files()
     clock = ManualClock()
-    log = make(tmp_path, files, config=replace(CONFIG, flush_mode=FlushMode.INTERVAL, flush_interval_ms=500))
     flusher = Flusher("d", files=files, clock=clock)
     flusher.start()
-    log.request_flush = flusher.request
+    log = make(tmp_path, files, flusher, config=replace(CONFIG, flush_mode=FlushMode.INTERVAL, flush_interval_ms=500))
     add(log, 3)
     clock.advance(0.499)
     await asyncio.sleep(0)
@@ -206,10 +211,9 @@ async def test_what_was_written_before_another_flush_mode_is_synced_by_it(
 ) -> None:
     files = Files()
     clock = ManualClock()
-    log = make(tmp_path, files, config=before)
     flusher = Flusher("d", files=files, clock=clock)
     flusher.start()
-    log.request_flush = flusher.request
+    log = make(tmp_path, files, flusher, config=before)
     add(log, 3)
     clock.advance(1)
     await asyncio.sleep(0.05)
@@ -224,10 +228,9 @@ async def test_what_was_written_before_another_flush_mode_is_synced_by_it(
 async def test_a_log_whose_owner_will_ask_waits_for_that(tmp_path: Path) -> None:
     files = Files()
     clock = ManualClock()
-    log = make(tmp_path, files)
     flusher = Flusher("d", files=files, clock=clock)
     flusher.start()
-    log.request_flush = flusher.request
+    log = make(tmp_path, files, flusher)
     log.flush_patience_s = 0.02
     add(log, 3)
     clock.advance(0.019)
@@ -248,13 +251,12 @@ async def test_a_log_whose_owner_will_ask_waits_for_that(tmp_path: Path) -> None
 
 async def test_os_mode_syncs_only_rolled_segments(tmp_path: Path) -> None:
     files = Files()
-    log = make(tmp_path, files, config=LogConfig(flush_mode=FlushMode.OS, segment_bytes=500))
     checkpoints: list[int] = []
     flusher = Flusher(
         "d", files=files, clock=SystemClock(), checkpoint=lambda: lambda: checkpoints.append(log.flushed_offset)
     )
     flusher.start()
-    log.request_flush = flusher.request
+    log = make(tmp_path, files, flusher, config=LogConfig(flush_mode=FlushMode.OS, segment_bytes=500))
     add(log, 2)
     assert not log.segment_count > 1
     while log.segment_count == 1:
@@ -267,10 +269,9 @@ async def test_os_mode_syncs_only_rolled_segments(tmp_path: Path) -> None:
 
 async def test_a_segment_deleted_during_its_sync_is_harmless(tmp_path: Path) -> None:
     files = SlowFiles()
-    log = make(tmp_path, files, config=replace(CONFIG, segment_bytes=300, retention_ms=1))
     flusher = Flusher("d", files=files, clock=SystemClock())
     flusher.start()
-    log.request_flush = flusher.request
+    log = make(tmp_path, files, flusher, config=replace(CONFIG, segment_bytes=300, retention_ms=1))
     add(log, 10)
     await asyncio.to_thread(files.began.wait)
     log.enforce_retention(NOW_MS + 10_000)
@@ -321,9 +322,8 @@ async def test_many_logs_share_a_flush(tmp_path: Path, workers: int) -> None:
     files = Files()
     flusher = Flusher("d", files=files, clock=SystemClock())
     flusher.start()
-    logs = [make(tmp_path, files, f"t-{i}") for i in range(workers)]
+    logs = [make(tmp_path, files, flusher, f"t-{i}") for i in range(workers)]
     for log in logs:
-        log.request_flush = flusher.request
         add(log)
     await asyncio.gather(*(flushed_to(log, 1) for log in logs))
     assert flusher.flushes <= 2
