@@ -31,6 +31,8 @@ from millrace.replication.partition import Partition
 from millrace.replication.proposals import IsrProposals
 from millrace.replication.replicas import Replicas
 from millrace.replication.reports import DiskReports
+from millrace.storage.files import Files
+from millrace.storage.host import Alone
 from millrace.storage.log import Log
 from millrace.storage.recovery import LogState
 from millrace.storage.segment import IndexCache
@@ -107,6 +109,17 @@ class Disk:
         self.high_watermarks.pop(index, None)
 
 
+class _Shelf(Alone):
+    """The host of a log here."""
+
+    def __init__(self, files: Files, look: Callable[[], None]) -> None:
+        super().__init__(files)
+        self._look = look
+
+    def log_failed(self) -> None:
+        self._look()
+
+
 class Disks:
     """The disks of a broker while it runs: what `Replicas` needs of `storage.logdirs.LogDirs`, without threads."""
 
@@ -137,8 +150,8 @@ class Disks:
             files=disk.files,
             state=state,
             cache=IndexCache(),
+            host=_Shelf(disk.files, self._look),
         )
-        log.on_failure = self._look
         self.places[index], self.open[index] = disk, log
         if not state.clean:
             try:

@@ -18,6 +18,7 @@ from millrace.cluster import controller, elections, reassignments, recovery
 from millrace.cluster.elections import IsrProposal
 from millrace.cluster.image import BrokerImage
 from millrace.replication import isr, replicas
+from millrace.replication.leadership import Leadership
 from millrace.replication.partition import Partition
 from millrace.replication.replicas import Replicas
 from millrace.replication.watermark import Watermark
@@ -100,14 +101,14 @@ def last_fetched_epoch_ignored(patch: pytest.MonkeyPatch) -> None:
 @mutation
 def stale_broker_epoch_accepted(patch: pytest.MonkeyPatch) -> None:
     """Fetches and proposals of and for an earlier incarnation of a broker count."""
-    serve = Partition.serve_follower
+    serve = Leadership.serve_follower
 
-    def serve_anybody(self: Partition, broker_id: int, broker_epoch: int, *rest: Any, **more: Any) -> Any:
+    def serve_anybody(self: Leadership, broker_id: int, broker_epoch: int, *rest: Any, **more: Any) -> Any:
         follower = self._followers.get(broker_id)
         known = -1 if follower is None else follower.broker_epoch
         return serve(self, broker_id, max(broker_epoch, known), *rest, **more)
 
-    patch.setattr(Partition, "serve_follower", serve_anybody)
+    patch.setattr(Leadership, "serve_follower", serve_anybody)
     patch.setattr(simulated_cluster, "is_of_an_earlier_start", lambda image, fetch: False)
     patch.setattr(controller, "_check_epoch", lambda image, broker_id, broker_epoch: None)
     judge = elections.may_be_in_sync
@@ -133,7 +134,11 @@ def proposal_without_compare_and_set(patch: pytest.MonkeyPatch) -> None:
 @mutation
 def proposed_additions_not_counted(patch: pytest.MonkeyPatch) -> None:
     """The high watermark does not wait for replicas that the leader has proposed to add."""
-    patch.setattr(Partition, "_maximal_isr", lambda self: self.state.isr)
+
+    def propose(self: Leadership, members: tuple[int, ...]) -> None:
+        self._has_proposed = True
+
+    patch.setattr(Leadership, "propose", propose)
 
 
 @mutation
@@ -247,10 +252,10 @@ def lost_memory_trusted(patch: pytest.MonkeyPatch) -> None:
 def commits_below_min_insync_replicas(patch: pytest.MonkeyPatch) -> None:
     """A leader commits although the ISR is too small, and others are eligible to lead."""
 
-    def never_under(self: Partition) -> None:
+    def never_under(self: Leadership) -> None:
         self.under_min_isr = False
 
-    patch.setattr(Partition, "_judge_min_isr", never_under)
+    patch.setattr(Leadership, "judge_min_isr", never_under)
 
 
 @mutation
@@ -262,11 +267,12 @@ def eligible_for_ever(patch: pytest.MonkeyPatch) -> None:
         return eligible(before, replicas, isr, directories, 1 << 30)
 
     patch.setattr(elections, "_eligible", eligible_still)
-    patch.setattr(Partition, "_judge_min_isr", _judge_by_the_isr_alone)
+    patch.setattr(Leadership, "judge_min_isr", _judge_by_the_isr_alone)
 
 
-def _judge_by_the_isr_alone(self: Partition) -> None:
-    self.under_min_isr = len(self.state.isr) < min(self.min_insync_replicas, len(self.state.replicas))
+def _judge_by_the_isr_alone(self: Leadership) -> None:
+    replica, state = self._replica, self._replica.state
+    self.under_min_isr = len(state.isr) < min(replica.min_insync_replicas, len(state.replicas))
 
 
 # --- the hunt ---------------------------------------------------------------------------------------------------------
