@@ -603,6 +603,11 @@ class TestDiskFaults:
             add(log, batch(1))
         with pytest.raises(StorageError):
             log.read(0, 1)
+        assert (log.start_offset, log.end_offset) == (0, 2), "what was said of it stays"
+        log.release()
+        assert files.open_count == 0
+        with pytest.raises(StorageError):
+            log.read(0, 1)
 
     def test_a_file_removed_behind_our_back_is_not_made_again_by_a_read(self, directory: Path) -> None:
         files = Files(sync=False)
@@ -633,9 +638,24 @@ class TestLaziness:
         files = FaultyFiles(directory)
         again = Log.open(directory, SMALL, clock=ManualClock(), files=files, state=LogState(0, 50, clean=True))
         assert (again.start_offset, again.end_offset, again.flushed_offset) == (0, 50, 50)
+        assert not again.dirty and again.begin_flush(final=True) is None
+        assert (again.bytes_after(50), again.bytes_after(49)) == (0, None)
+        again.apply_config(replace(SMALL, max_producers=1))
+        again.prepare_close()
         again.close()
         assert files.calls == {}
         assert again.size_bytes == sum(p.stat().st_size for p in directory.glob("*.log"))
+
+    def test_a_log_that_was_closed_is_used_again(self, directory: Path) -> None:
+        files = Files(sync=False)
+        log = Log.open(directory, SMALL, clock=ManualClock(), files=files)
+        for round_number in range(3):
+            for _ in range(20):
+                add(log, batch(1, size=50))
+            log.close()
+            assert files.open_count == 0
+            assert len(read_all(log)) == log.end_offset == log.flushed_offset == 20 * (round_number + 1)
+        log.release()
 
     def test_a_wrong_promise_is_checked(self, directory: Path) -> None:
         log = open_log(directory)
