@@ -364,7 +364,7 @@ DISK_ROWS: Final = (
         "a broker comes back with empty disks: first, last, while the others live",
         (
             two_disks("first back with empty disks", first_back_with_empty_disks),
-            two_disks("last back with empty disks", last_back_with_empty_disks),
+            two_disks("last back with empty disks", last_back_with_empty_disks, short=False),
             two_disks("one back with empty disks", one_back_with_empty_disks),
         ),
         3,
@@ -430,7 +430,7 @@ DISK_ROWS: Final = (
     Row(
         "power loss of one, two and three brokers",
         (
-            Variant("power loss of one", power_loss(1), planted="power-loss"),
+            Variant("power loss of one", power_loss(1), planted="power-loss", short=False),
             Variant("power loss of two", power_loss(2), planted="power-loss"),
             Variant("power loss of three", power_loss(3), planted="power-loss"),
         ),

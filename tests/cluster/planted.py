@@ -65,10 +65,20 @@ class ForgetfulDisk(FaultyFiles):
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
+        self._adopt()
         self.lock = threading.RLock()
         for name in dir(FaultyFiles):
             if name.startswith("sys_"):
                 setattr(self, name, self._one_at_a_time(getattr(self, name)))
+
+    def _adopt(self) -> None:
+        """What an earlier process left in the logs is as durable as anything: it was there when this one began."""
+        for directory in [path for path in self.root.glob("*") if path.is_dir()]:
+            self._directories.add(directory)
+            self._durable_directories.add(directory)
+            for path in directory.iterdir():
+                self._names[path] = self._durable_names[path] = next(self._ids)
+                self._content[self._names[path]] = path.read_bytes()
 
     def _one_at_a_time(self, call: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(call)
