@@ -164,7 +164,8 @@ def _append(
     replicas: Replicas, key: TopicKey, item: ProducePartition, acks: int, version: int
 ) -> tuple[Partition, Appended]:
     partition = replicas.find(key, item.partition)
-    if acks == ACKS_ALL:
+    leadership = partition.leadership
+    if leadership is not None and leadership.under_min_isr and acks == ACKS_ALL:
         partition.check_in_sync()
     if partition.topic in INTERNAL_TOPICS:
         raise ApiError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{partition.topic} is written by the broker alone")

@@ -147,7 +147,11 @@ class Leadership:
     # ------------------------------------------------------------------------------------------------------ committing
 
     def appended(self, log: Log, size_bytes: int) -> None:
-        """There is more for the followers to fetch; where none of them counts it is committed."""
+        """There is more for followers to fetch. Where nobody else counts it is committed, if it need not be on disk."""
+        if self.is_alone:
+            if log.config.flush_mode is not FlushMode.GROUP:
+                self._replica.commit(log.end)
+            return
         if self.end_watchers:
             for watcher in tuple(self.end_watchers):
                 watcher(size_bytes)

@@ -252,10 +252,7 @@ class Partition:
         except StorageError as error:
             self.write_failed(error)
             raise
-        if not leadership.is_alone:
-            leadership.appended(log, len(records))
-        elif log.config.flush_mode is not FlushMode.GROUP:
-            self.commit(log.end)
+        leadership.appended(log, len(records))
         return appended
 
     @property
@@ -295,6 +292,8 @@ class Partition:
         end = log.end_offset
         return end if end > self.high_watermark.offset else None
 
+    # ------------------------------------------------------------------------------------------------------ committing
+
     def _note_flushed(self) -> None:
         """More of the log counts: it is on disk, or need not be any more."""
         leadership, log = self.leadership, self._log
@@ -304,7 +303,7 @@ class Partition:
             watcher()
 
     def commit(self, position: LogPosition) -> None:
-        """Everything below `position` is committed; only the leadership, which knows, says so."""
+        """Everything below `position` is committed: for the leadership to say, which knows who has it."""
         if position.offset > self.high_watermark.offset:
             self._committed = position
             self.high_watermark.advance(position.offset)
