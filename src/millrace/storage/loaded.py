@@ -27,6 +27,7 @@ from millrace.storage.unsynced import Unsynced
 logger = logging.getLogger(__name__)
 
 ASK_ALWAYS: Final = -2
+"""Below every timestamp that a batch can have."""
 
 
 class LoadedLog:

@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
-from millrace.errors import ApiError, CorruptLogError
+from millrace.errors import ApiError, CorruptLogError, StorageError
 from millrace.records.batch import CRC_START, HEADER, HEADER_BYTES, MAGIC, MIN_BATCH_LENGTH, BatchHeader
 from millrace.records.control import decode_end_marker
 from millrace.storage import checkpoint, swap
@@ -94,8 +94,18 @@ class LoadOptions:
 
 def load(home: Segments, state: LogState, options: LoadOptions, now_ms: int) -> Found:
     """Read a log's directory; may cut a torn tail off, raises `CorruptLogError` where flushed data is damaged."""
-    files, directory = home.files, home.directory
     segments, snapshots = _list(home, state, now_ms)
+    try:
+        return _load(home, segments, snapshots, state, options, now_ms)
+    except StorageError:
+        home.let_go(segments)
+        raise
+
+
+def _load(
+    home: Segments, segments: list[Segment], snapshots: list[int], state: LogState, options: LoadOptions, now_ms: int
+) -> Found:
+    files, directory = home.files, home.directory
     tail: _Tail | None = None
     if state.clean:
         tail = _clean_tail(segments, state.recovery_point)

@@ -121,8 +121,7 @@ class Segments:
 
     def retire(self, segment: Segment) -> list[Path]:
         """Close a segment and mark its files, so that a start after a crash removes them; returns their new names."""
-        segment.close()
-        self._cache.forget(segment)
+        self.let_go([segment])
         return self.mark_deleted(segment.paths())
 
     def mark_deleted(self, paths: Iterable[Path]) -> list[Path]:
@@ -142,7 +141,11 @@ class Segments:
 
     def release(self) -> None:
         """Close all files and forget the segments."""
-        for segment in self.listed:
+        self.let_go(self.listed)
+        self.listed, self.bases = [], []
+
+    def let_go(self, segments: list[Segment]) -> None:
+        """Close the files of segments that are not used any more, and give back their memory."""
+        for segment in segments:
             segment.close()
             self._cache.forget(segment)
-        self.listed, self.bases = [], []

@@ -16,7 +16,8 @@ from millrace.records.control import EndMarker, MarkerType, encode_end_marker
 from millrace.records.decode import Record, decode_records
 from millrace.records.encode import encode_batch
 from millrace.storage.files import Files
-from millrace.storage.log import Log
+from millrace.storage.host import Alone
+from millrace.storage.log import LOAD_ATTEMPTS, Log
 from millrace.storage.recovery import LogPosition, LogState
 from millrace.storage.settings import FlushMode, LogConfig
 from support.batches import NOW_MS, batch, from_producer, with_header
@@ -629,6 +630,15 @@ class TestDiskFaults:
             log.read(0, 100)
 
 
+class Asked(Alone):
+    """A host that counts how often its log went offline."""
+
+    failures = 0
+
+    def log_failed(self) -> None:
+        self.failures += 1
+
+
 class TestLaziness:
     def test_a_clean_log_opens_nothing_until_used(self, directory: Path) -> None:
         log = open_log(directory, SMALL)
@@ -656,6 +666,29 @@ class TestLaziness:
             assert files.open_count == 0
             assert len(read_all(log)) == log.end_offset == log.flushed_offset == 20 * (round_number + 1)
         log.release()
+
+    @pytest.mark.parametrize("failures", [LOAD_ATTEMPTS - 1, LOAD_ATTEMPTS])
+    def test_a_log_that_cannot_be_read_is_tried_again_a_few_times(self, directory: Path, failures: int) -> None:
+        log = open_log(directory)
+        add(log, batch(1))
+        log.close()
+        files = FaultyFiles(directory)
+        host = Asked(files)
+        state = LogState(0, 1, clean=True)
+        again = Log.open(directory, CONFIG, clock=ManualClock(), files=files, state=state, host=host)
+        files.fail("read_file", errno.EIO, match="leader-epoch", times=failures)
+        for _ in range(failures):
+            with pytest.raises(StorageError):
+                again.read(0, 100)
+        if failures < LOAD_ATTEMPTS:
+            assert again.read(0, 100).data and again.failure is None
+        else:
+            with pytest.raises(StorageError):
+                again.read(0, 100)
+            assert again.failure is not None
+        assert host.failures == (failures == LOAD_ATTEMPTS)
+        again.release()
+        assert files.open_count == 0
 
     def test_a_wrong_promise_is_checked(self, directory: Path) -> None:
         log = open_log(directory)
