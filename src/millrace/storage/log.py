@@ -840,8 +840,8 @@ class Log:
     def note_synced(self, end: LogPosition, generation: int) -> None:
         """Everything below `end` is on disk: `flushed` advances and the listeners are told.
 
-        After a truncation `end` may not exist any more; the flush that follows it will speak for the rest. Of a log that
-        went offline meanwhile nothing counts any more, and whoever is told would ask it.
+        After a truncation `end` may not exist any more; the flush that follows it will speak for the rest. Of a log
+        that went offline meanwhile nothing counts any more, and whoever is told would ask it.
         """
         if self.failure is None and generation == self._generation and end.offset >= self._flushed.offset:
             self._flushed = end
