@@ -91,12 +91,12 @@ def clock_jumps(stage: Stage) -> None:
             stage.goes_on()
 
 
-TINY_SEGMENTS: Final = Traffic((("internal.segment.bytes", "800"),), ("lz4", "zstd"), batch_bytes=500)
+TINY_SEGMENTS: Final = Traffic((("internal.segment.bytes", "2048"),), ("lz4", "zstd"), batch_bytes=1500)
 
 MACHINE_ROWS: Final = (
     Row(
         "256 descriptors: more segments than that, too many clients, the leader killed",
-        (Variant("few descriptors", few_descriptors, planted="few-descriptors"),),
+        (Variant("few descriptors", few_descriptors, planted="few-descriptors", short=False),),
         2,
         30_000,
         SHORT_DISK,
