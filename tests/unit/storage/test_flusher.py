@@ -286,10 +286,9 @@ async def test_a_segment_deleted_during_its_sync_is_harmless(tmp_path: Path) -> 
 async def test_a_log_that_fails_during_its_sync_counts_for_nothing_and_the_flusher_ends(tmp_path: Path) -> None:
     """A write fails while an earlier one is being synced: who is told of a flush would ask a log that is offline."""
     files = SlowFiles()
-    log = make(tmp_path, files)
     flusher = Flusher("d", files=files, clock=SystemClock())
+    log = make(tmp_path, files, flusher)
     flusher.start()
-    log.request_flush = flusher.request
     told: list[int] = []
     log.on_flushed.append(lambda: told.append(log.flushed_offset))
     add(log)
