@@ -59,7 +59,9 @@ def test_a_log_that_keeps_the_rules() -> None:
         (2, [changed(isr=(2, 3, 1), leader=2, leader_epoch=1, partition_epoch=2)]),
         (2, [ProducerIdsAllocated(1, 1000, 1000), ProducerIdsAllocated(2, 2000, 1000)]),
         (2, [*all_gone, changed(isr=(2, 3, 1), leader=-1, leader_epoch=2, partition_epoch=3)]),
-        (2, [registered(3, 12), changed(isr=(2, 3, 1), leader=3, leader_epoch=3, partition_epoch=4)]),
+        (2, [registered(2, 11)]),
+        (2, [registered(3, 12)]),  # they wait for each other before one of them leads
+        (2, [changed(isr=(3,), leader=3, leader_epoch=3, partition_epoch=4)]),
     )
 
 
@@ -86,6 +88,13 @@ def test_a_log_that_keeps_the_rules() -> None:
         ),
         ([(1, [BrokerFenced(1, 1, fenced=True)])], "is led by 1; live [2, 3]"),
         ([(1, [registered(2, 5)])], "trusts the new incarnation of 2"),
+        (
+            [
+                (1, [changed(leader=-1, leader_epoch=1, partition_epoch=1)]),
+                (1, [changed(leader=3, leader_epoch=2, partition_epoch=2)]),
+            ],
+            "had no leader, and begins with ISR (1, 2, 3)",
+        ),
         (
             [
                 (1, [changed(directories=("a", "b", "c"), partition_epoch=1)]),

@@ -176,6 +176,8 @@ class _Judge:
             self._wrong(delta, f"{place} goes back from leader epoch {before.leader_epoch} to {state.leader_epoch}")
         if state.leader not in {before.leader, NOBODY, *before.isr, *before.elr}:
             self._wrong(delta, f"{place} is led by {state.leader}, which was not in ISR {before.isr}")
+        if before.leader == NOBODY != state.leader and len(state.isr) > 1:
+            self._wrong(delta, f"{place} had no leader, and begins with ISR {state.isr}")
         for broker_id in set(state.isr) - set(before.isr) - self.live:
             self._wrong(delta, f"{place} has {broker_id} join its ISR, which does not live")
 
@@ -187,6 +189,8 @@ class _Judge:
             elif state.leader != NOBODY and not self._present(state, state.leader):
                 directory = state.directory_of(state.leader)
                 self._wrong(delta, f"{place} is led by {state.leader}, which does not have directory {directory}")
+            if state.leader == NOBODY:  # its ISR says who had everything, and nobody is trusted yet
+                continue
             for broker_id in anew & set(state.isr):
                 if any(self._present(state, each) for each in {*state.isr} - {broker_id} - anew):
                     self._wrong(delta, f"{place} trusts the new incarnation of {broker_id}, ISR {state.isr}")
