@@ -160,11 +160,12 @@ def _obey(commands: Mapping[str, Command]) -> None:
 
 
 class ObedientDisk(Files):
-    """The disks of the broker, of which one may fail for good, and all may be slow."""
+    """The disks of the broker, of which one may fail for good or a call once, and all may be slow."""
 
     def __init__(self) -> None:
         super().__init__()
         self._failing: list[tuple[str, str]] = []
+        self._once: list[tuple[int, str, str]] = []
         self._delay_s: tuple[float, float] = (0.0, 0.0)
         self._delays = 0
         self._delayed_s = 0.0
@@ -174,6 +175,12 @@ class ObedientDisk(Files):
         call, directory = what.split(" ", 1)
         self._failing.append((call, f"{directory}/"))
         _say(f"{call} fails in {directory}")
+
+    def fail_once(self, what: str) -> None:
+        """`ERRNO CALL TEXT`: the next such call for a file with this text in its path raises that error."""
+        name, call, text = what.split(" ", 2)
+        self._once.append((getattr(errno, name), call, text))
+        _say(f"{call} will fail once for {text}")
 
     def slow(self, what: str) -> None:
         """`LEAST MOST`: every sync takes a random time between these seconds."""
@@ -189,6 +196,10 @@ class ObedientDisk(Files):
         self._check("pwritev", path)
         return super().sys_pwritev(path, fd, buffers, position)
 
+    def sys_pread(self, path: Path, fd: int, size_bytes: int, position: int) -> bytes:
+        self._check("pread", path)
+        return super().sys_pread(path, fd, size_bytes, position)
+
     def sys_datasync(self, path: Path, fd: int) -> None:
         least, most = self._delay_s
         if most:
@@ -202,6 +213,12 @@ class ObedientDisk(Files):
     def _check(self, call: str, path: Path) -> None:
         if self._failing and any(call == each and str(path).startswith(root) for each, root in self._failing):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
+        for each in self._once:
+            number, failing, text = each
+            if call == failing and text in str(path):
+                self._once.remove(each)
+                _say(f"{call} has failed once for {path.name}")
+                raise OSError(number, os.strerror(number))
 
 
 class JumpingClock(SystemClock):
@@ -229,7 +246,15 @@ def obedient() -> None:
 
     def parts(_: Any) -> dict[str, Any]:
         disk, clock = ObedientDisk(), JumpingClock()
-        _obey({"fail ": disk.fail, "slow ": disk.slow, "fast": disk.fast, "clock ": clock.jump})
+        _obey(
+            {
+                "once ": disk.fail_once,
+                "fail ": disk.fail,
+                "slow ": disk.slow,
+                "fast": disk.fast,
+                "clock ": clock.jump,
+            }
+        )
         return {"files": disk, "clock": clock}
 
     _put_parts(parts)
