@@ -301,7 +301,7 @@ def _write_broker(change: BrokerRegistered) -> dict[str, Any]:
         "endpoints": [_write_endpoint(endpoint) for endpoint in change.endpoints],
         "rack": change.rack,
         "fenced": change.fenced,
-        "directories": _write_directories(change.directories),
+        "directories": write_directories(change.directories),
         "boot_id": change.boot_id,
         "clean_epoch": change.clean_epoch,
     }
@@ -311,15 +311,17 @@ def _read_broker(fields: dict[str, Any]) -> BrokerRegistered:
     endpoints = tuple(
         Endpoint(listener, host, _int(port), sec) for listener, host, port, sec in fields.pop("endpoints")
     )
-    directories = _read_directories(fields.pop("directories", []))
+    directories = read_directories(fields.pop("directories", []))
     return BrokerRegistered(endpoints=endpoints, directories=directories, **fields)
 
 
-def _write_directories(directories: Directories) -> list[Any]:
+def write_directories(directories: Directories) -> list[Any]:
+    """As a row, of a delta or of a registration."""
     return [list(directories.online), list(directories.full), directories.some_offline]
 
 
-def _read_directories(row: list[Any]) -> Directories:
+def read_directories(row: list[Any]) -> Directories:
+    """What `write_directories` wrote; an empty row is of a broker that says nothing about them."""
     if not row:
         return NO_DIRECTORIES
     online, full, some_offline = row
@@ -327,12 +329,12 @@ def _read_directories(row: list[Any]) -> Directories:
 
 
 def _write_directories_changed(change: DirectoriesChanged) -> dict[str, Any]:
-    directories = _write_directories(change.directories)
+    directories = write_directories(change.directories)
     return {"broker_id": change.broker_id, "broker_epoch": change.broker_epoch, "directories": directories}
 
 
 def _read_directories_changed(fields: dict[str, Any]) -> DirectoriesChanged:
-    return DirectoriesChanged(directories=_read_directories(fields.pop("directories")), **fields)
+    return DirectoriesChanged(directories=read_directories(fields.pop("directories")), **fields)
 
 
 def _write_topic(change: TopicCreated) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from millrace.errors import StorageError
-from millrace.metadata.deltas import Directories, Endpoint
+from millrace.metadata.deltas import Endpoint, read_directories, write_directories
 from millrace.metadata.store import BrokerRegistration
 
 FORMAT: Final = 1
@@ -115,12 +115,11 @@ def write_registration(registration: BrokerRegistration, claim: str) -> bytes:
         [endpoint.listener, endpoint.host, endpoint.port, endpoint.security_protocol]
         for endpoint in registration.endpoints
     ]
-    directories = registration.directories
     return to_json(
         {
             "endpoints": endpoints,
             "rack": registration.rack,
-            "directories": [list(directories.online), list(directories.full), directories.some_offline],
+            "directories": write_directories(registration.directories),
             "boot_id": registration.boot_id,
             "clean_epoch": registration.clean_epoch,
             "claim": claim,
@@ -133,12 +132,11 @@ def read_registration(broker_id: int, data: bytes) -> BrokerRegistration:
     endpoints = tuple(
         Endpoint(listener, host, port, protocol) for listener, host, port, protocol in fields["endpoints"]
     )
-    online, full, some_offline = fields.get("directories", ((), (), False))
     return BrokerRegistration(
         broker_id,
         endpoints,
         fields["rack"],
-        Directories(tuple(online), tuple(full), bool(some_offline)),
+        read_directories(fields.get("directories", [])),
         fields.get("boot_id", ""),
         fields.get("clean_epoch", -1),
     )
