@@ -34,6 +34,8 @@ Ask = Callable[[Sequence[IsrProposal]], Awaitable[list[ErrorCode]]]
 
 RETRY_S: Final = 0.2
 MAX_AT_A_TIME: Final = 1000
+MAX_NAMED: Final = 5
+"""So many partitions are named in one line of the log."""
 _COMES_WITH_THE_IMAGE: Final = frozenset(
     {
         ErrorCode.NONE,
@@ -107,12 +109,11 @@ class IsrProposals:
 
     async def _propose(self, wanting: Sequence[Partition]) -> list[Partition]:
         """Send one request for all of these; returns those to be looked at again."""
-        asked: list[tuple[Partition, IsrProposal]] = []
-        for partition in wanting:
-            proposal = self._under_way.get(partition) or self._new_proposal(partition)
-            if proposal is not None:
-                self._under_way[partition] = proposal
-                asked.append((partition, proposal))
+        new = {each: self._new_proposal(each) for each in wanting if each not in self._under_way}
+        self._under_way |= {partition: proposal for partition, proposal in new.items() if proposal is not None}
+        for line in _changes((each, self._under_way[each]) for each in new if each in self._under_way):
+            logger.info("%s", line)
+        asked = [(each, self._under_way[each]) for each in wanting if each in self._under_way]
         if not asked:
             return []
         try:
@@ -138,6 +139,28 @@ class IsrProposals:
         partition.propose(tuple(broker_id for broker_id, _ in wanted))
         state = partition.state
         return IsrProposal(partition.topic_id, partition.index, state.leader_epoch, state.partition_epoch, wanted)
+
+
+def _changes(proposed: Iterable[tuple[Partition, IsrProposal]]) -> list[str]:
+    """Who is about to leave or join ISRs: a line per broker, however many partitions it is about."""
+    leaving: dict[int, list[str]] = {}
+    joining: dict[int, list[str]] = {}
+    for partition, proposal in proposed:
+        place, members = f"{partition.topic}-{partition.index}", {broker_id for broker_id, _ in proposal.isr}
+        for broker_id in members.difference(partition.state.isr):
+            joining.setdefault(broker_id, []).append(place)
+        for broker_id in set(partition.state.isr).difference(members):
+            leaving.setdefault(broker_id, []).append(place)
+    return [
+        f"broker {broker_id} {verb} the ISR of {_some(places)}"
+        for verb, changes in (("does not keep up: it leaves", leaving), ("has caught up: it joins", joining))
+        for broker_id, places in changes.items()
+    ]
+
+
+def _some(places: Sequence[str]) -> str:
+    more = f" and {len(places) - MAX_NAMED} more" if len(places) > MAX_NAMED else ""
+    return ", ".join(places[:MAX_NAMED]) + more
 
 
 def _is_open(partition: Partition, proposal: IsrProposal) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
@@ -23,6 +24,7 @@ class FakePartition:
     """A led partition that wants broker 3 in its ISR."""
 
     topic_id = TOPIC_ID
+    topic = "orders"
     index = 0
     is_leader = True
 
@@ -102,6 +104,17 @@ async def test_an_accepted_proposal_waits_for_the_image(rig: Rig) -> None:
     rig.clock.advance(RETRY_S * 5)
     await rig.settle()
     assert len(rig.controller.asked) == 1
+
+
+async def test_who_joins_is_said_once(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "millrace.replication.proposals")
+    rig.consider()
+    await rig.controller.next_question()
+    rig.controller.answers.put_nowait(ErrorCode.NOT_CONTROLLER)
+    await rig.settle()
+    rig.clock.advance(RETRY_S)
+    await rig.controller.next_question()
+    assert caplog.messages == ["broker 3 has caught up: it joins the ISR of orders-0"]
 
 
 async def test_the_same_is_asked_again_after_an_answer_was_lost(rig: Rig) -> None:
