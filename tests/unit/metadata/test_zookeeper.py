@@ -86,6 +86,10 @@ class Link:
             self._writers.discard(writer)
 
 
+LIMIT_S = 60
+"""What never happens is waited for so long; a server that starts again on a busy machine takes many seconds."""
+
+
 @asynccontextmanager
 async def opened(hosts: str, session_timeout_ms: int = 6000) -> AsyncIterator[ZooKeeperStore]:
     store = ZooKeeperStore(hosts, session_timeout_ms=session_timeout_ms)
@@ -136,14 +140,14 @@ async def deltas(store: ZooKeeperStore) -> list[bytes]:
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(LIMIT_S):
         while not await condition():
             await asyncio.sleep(0.01)
 
 
 async def membership(store: ZooKeeperStore, wanted: Callable[[Membership], bool]) -> Membership:
     """The first membership that is as wanted."""
-    async with asyncio.timeout(20), aclosing(store.membership()) as memberships:
+    async with asyncio.timeout(LIMIT_S), aclosing(store.membership()) as memberships:
         async for found in memberships:
             if wanted(found):
                 return found
@@ -153,7 +157,7 @@ async def membership(store: ZooKeeperStore, wanted: Callable[[Membership], bool]
 async def states(store: ZooKeeperStore, last: SessionState, after: SessionState) -> list[SessionState]:
     """The states of the session up to the first `last` that comes after an `after`."""
     seen: list[SessionState] = []
-    async with asyncio.timeout(20), aclosing(store.sessions()) as sessions:
+    async with asyncio.timeout(LIMIT_S), aclosing(store.sessions()) as sessions:
         async for state in sessions:
             seen.append(state)
             if state is last and after in seen:
