@@ -318,6 +318,7 @@ class ControlPlane:
         self.stores: dict[int, ExpiringStore] = {}
         self.servers: dict[int, ControlServer] = {}
         self.log_ends: dict[int, LogEnd | None] = {}
+        self.surveys = 0
         """What brokers say when they are asked for their logs, which they do not have."""
         self._keeper = EmbeddedStore(self.database)  # keeps the memory alive while every broker is away
         self._brokers = brokers
@@ -354,6 +355,7 @@ class ControlPlane:
         return controller
 
     async def _survey(self, controller: Controller, questions: Questions) -> Survey:
+        self.surveys += 1
         ends: dict[PartitionKey, dict[int, LogEnd | None]] = {
             key: {each: self.log_ends.get(each, LogEnd(0, 0)) for each in brokers} for key, brokers in questions.items()
         }

@@ -57,6 +57,8 @@ logger = logging.getLogger(__name__)
 PATIENCE_S: Final = 3.0
 """How long the others are waited for since the first one is there: brokers of one cluster start at about one time."""
 RETRY_S: Final = 0.5
+RETRY_LIMIT_S: Final = 5.0
+"""Who gave no answer, or one of no use, is asked again after a pause that grows up to this."""
 
 _NEWS: Final = (
     BrokerFenced,
@@ -155,6 +157,7 @@ class Recovery:
         self._config = config
         self._clock = clock
         self._since: dict[PartitionKey, float] = {}
+        self._retry_s = RETRY_S
         self._wake = asyncio.Event()
         view.on_image(self._image_changed)
 
@@ -163,6 +166,7 @@ class Recovery:
 
     def _image_changed(self, _old: ClusterImage, _new: ClusterImage, changes: ChangeSet) -> None:
         if any(isinstance(each, _NEWS) or _is_orphaned(each) for each in changes):
+            self._retry_s = RETRY_S
             self._wake.set()
 
     async def run(self, ask: AskLogEnds) -> None:
@@ -178,7 +182,7 @@ class Recovery:
                 pause_s = await self._look(ask)
             except ApiError as error:
                 logger.warning("partitions without a leader have to wait: %s", error)
-                pause_s = RETRY_S
+                pause_s = self._next_retry_s()
 
     async def _look(self, ask: AskLogEnds) -> float | None:
         """Elect where it is time to; in how many seconds to look again, if nothing changes before."""
@@ -188,6 +192,8 @@ class Recovery:
         found = orphans(self._view.image, topic_rules(self._view.image, self._config))
         now_s = self._clock.monotonic()
         self._since = {each.key: self._since.get(each.key, now_s) for each in found}
+        patience_ends = [self._since[each.key] + PATIENCE_S - now_s for each in found]
+        pauses_s = [each for each in patience_ends if each > 0]
         asked = due(found, self._since, now_s)
         if asked:
             survey = await ask({each.key: each.candidates for each in asked})
@@ -195,9 +201,12 @@ class Recovery:
             if elected:
                 logger.info("%d partitions have a leader again", elected)
             if elected < len(asked):
-                return RETRY_S
-        waiting = [self._since[each.key] + PATIENCE_S - now_s for each in found if each not in asked]
-        return max(min(waiting), 0.0) if waiting else None
+                pauses_s.append(self._next_retry_s())
+        return min(pauses_s, default=None)
+
+    def _next_retry_s(self) -> float:
+        retry_s, self._retry_s = self._retry_s, min(self._retry_s * 2, RETRY_LIMIT_S)
+        return retry_s
 
     def _plan(self, image: ClusterImage, survey: Survey) -> Plan[int]:
         rules_of = topic_rules(image, self._config)
