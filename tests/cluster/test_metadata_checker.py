@@ -65,6 +65,21 @@ def test_a_log_that_keeps_the_rules() -> None:
     )
 
 
+def moved_to_3() -> PartitionChanged:
+    """The end of a move from 1 to 3, while 2 is away."""
+    return changed(replicas=(2, 3), isr=(3,), elr=(2,), leader=3, leader_epoch=1, partition_epoch=2)
+
+
+MOVING: Final[list[Change]] = [
+    BrokerFenced(2, 1, fenced=True),
+    changed(isr=(1,), elr=(2,), adding=(3,), removing=(1,), partition_epoch=1),
+]
+
+
+def test_a_leader_that_hands_over_to_whom_it_has_just_let_in() -> None:
+    assert not judged((1, MOVING), (1, [moved_to_3()]))
+
+
 @pytest.mark.parametrize(
     ("more", "complaint"),
     [
@@ -82,6 +97,7 @@ def test_a_log_that_keeps_the_rules() -> None:
             ],
             "led by 3, which was not in ISR (1, 2)",
         ),
+        ([(1, MOVING), (1, [BrokerFenced(1, 1, fenced=True), moved_to_3()])], "led by 3, which was not in ISR (1,)"),
         (
             [(1, FAILOVER), (1, [changed(leader=2, leader_epoch=1, partition_epoch=2)])],
             "1 join its ISR, which",

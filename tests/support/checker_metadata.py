@@ -174,7 +174,10 @@ class _Judge:
             self._wrong(delta, text)
         if state.leader_epoch < before.leader_epoch:
             self._wrong(delta, f"{place} goes back from leader epoch {before.leader_epoch} to {state.leader_epoch}")
-        if state.leader not in {before.leader, NOBODY, *before.isr, *before.elr}:
+        able = {before.leader, NOBODY, *before.isr, *before.elr}
+        if before.leader in set(before.removing) & self.live and not state.is_reassigning:
+            able.update(before.adding)  # its leader let it in, and that was the end of the move
+        if state.leader not in able:
             self._wrong(delta, f"{place} is led by {state.leader}, which was not in ISR {before.isr}")
         if before.leader == NOBODY != state.leader and len(state.isr) > 1:
             self._wrong(delta, f"{place} had no leader, and begins with ISR {state.isr}")
