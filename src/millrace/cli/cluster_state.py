@@ -233,7 +233,8 @@ def health(image: ClusterImage) -> Health:
         place = TopicPartition(topic.name, index)
         if is_under_replicated(state):
             under_replicated.append(place)
-        wanted = int(image.topic_overrides(topic.name).get(MIN_ISR, "0"))
+        # As its leader counts: a partition cannot have more in sync than it has replicas.
+        wanted = min(int(image.topic_overrides(topic.name).get(MIN_ISR, "0")), len(state.replicas))
         if sum(image.is_live(member) for member in state.isr) < wanted:
             under_min_isr.append(place)
         if state.leader == NO_BROKER:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Final
 
 import typer
 
@@ -24,9 +25,11 @@ Client = Annotated[
     list[str] | None,
     typer.Option("--client", "-X", metavar="NAME=VALUE", help="A librdkafka setting, repeatable (security, timeouts)."),
 ]
+Data = Annotated[Path, typer.Option("--data", "-d", help="The folder in which `millrace up` keeps everything.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 DEFAULT_BOOTSTRAP = "localhost:9092"
+DEFAULT_DATA: Final = Path("millrace-data")
 
 
 def name_values(pairs: Iterable[str] | None, option: str) -> dict[str, str]:

@@ -25,6 +25,8 @@ from millrace.errors import MillraceError
 
 NOUNS: Final = (
     "up",
+    "down",
+    "status",
     "broker",
     "cluster",
     "topics",
