@@ -45,7 +45,7 @@ def down(
     _wait(lambda: not any(map(is_alive, others)), deadline_s, clock, f"the brokers with pid {_listed(others)}")
     if holder is not None:
         _ask_to_stop(holder.pid)
-        _wait(lambda: folder.holder() is None, deadline_s, clock, f"millrace up (pid {holder.pid})")
+        _wait(lambda: not holder.lives, deadline_s, clock, f"millrace up (pid {holder.pid})")
     if holder is not None or others:
         print(f"stopped {count_text(len(brokers), 'broker')} in {data}")
     elif (killed := folder.last_holder()) is not None:

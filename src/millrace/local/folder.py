@@ -74,6 +74,11 @@ class Holder:
     def bootstrap(self) -> str:
         return ",".join(self.brokers.values())
 
+    @property
+    def lives(self) -> bool:
+        """Whether this very process has not ended; another one may have its id by now."""
+        return is_alive(self.pid) and _start_ticks(self.pid) == self.start_ticks
+
     @classmethod
     def parse(cls, text: bytes) -> Self | None:
         """None for what a process that was just killed, or is just starting, has left."""
@@ -203,7 +208,7 @@ class Folder:
         """Whoever the lock file names, if that is the very process that wrote it."""
         with suppress(OSError):
             holder = Holder.parse(self._lock_path.read_bytes())
-            if holder is not None and is_alive(holder.pid) and _start_ticks(holder.pid) == holder.start_ticks:
+            if holder is not None and holder.lives:
                 return holder
         return None
 
