@@ -9,6 +9,7 @@ from typing import Annotated, Final
 import typer
 
 from millrace.cli.output import CommandError
+from millrace.cli.profiles import profile_settings, settle_address
 
 Bootstrap = Annotated[
     str,
@@ -17,6 +18,7 @@ Bootstrap = Annotated[
         "-b",
         envvar="MILLRACE_BOOTSTRAP",
         metavar="HOST:PORT,...",
+        callback=settle_address,
         help="Where the cluster answers.",
     ),
 ]
@@ -32,9 +34,12 @@ DEFAULT_BOOTSTRAP = "localhost:9092"
 DEFAULT_DATA: Final = Path("millrace-data")
 
 
+CLIENT_OPTION: Final = "--client"
+
+
 def name_values(pairs: Iterable[str] | None, option: str) -> dict[str, str]:
-    """`["a=1", "b=x=y"]` as `{"a": "1", "b": "x=y"}`."""
-    settings: dict[str, str] = {}
+    """`["a=1", "b=x=y"]` as `{"a": "1", "b": "x=y"}`; what the profile in use has for `--client` comes first."""
+    settings = profile_settings() if option == CLIENT_OPTION else {}
     for pair in pairs or ():
         name, equals, value = pair.partition("=")
         if not equals or not name.strip():
