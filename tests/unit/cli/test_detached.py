@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
+from millrace.cli.root import run
 from millrace.local.folder import Folder, Holder, InUse, Kind, is_alive
 from support.servers import answers
 from support.up import ENVIRONMENT, wait_for
@@ -90,8 +91,11 @@ def test_a_broker_in_the_background(millrace_in: Command) -> None:
     assert [one["pid"] for one in millrace_in.status(exit_code=3)["brokers"]] == [None]
 
 
-def test_a_cluster_in_the_background(millrace_in: Command) -> None:
+def test_a_cluster_in_the_background(millrace_in: Command, capsys: pytest.CaptureFixture[str]) -> None:
     out, _ = millrace_in("up", "--detach", "--brokers", "2", "--port", "0")
+    address = ["--bootstrap", out.removeprefix("ready bootstrap=").strip()]
+    assert run(["topics", "create", "orders", *address]) == 0
+    wait_for(lambda: run(["cluster", "health", *address]) == 0)
     ports = [int(address.rpartition(":")[2]) for address in out.removeprefix("ready bootstrap=").split(",")]
     told = millrace_in.status()
     children = psutil.Process(told["pid"]).children()
@@ -101,6 +105,11 @@ def test_a_cluster_in_the_background(millrace_in: Command) -> None:
     wait_for(lambda: not is_alive(second))
     assert [one["pid"] for one in millrace_in.status(exit_code=1)["brokers"]] == [first, None]
     assert "not running" in millrace_in("status", exit_code=1)[0]
+    wait_for(lambda: run(["cluster", "health", *address]) == 1 and "under-replicated" in capsys.readouterr().out)
+    assert run(["cluster", "health", *address]) == 1
+    problems = capsys.readouterr().out.splitlines()
+    assert problems[0] == "broker 2 is not running (if it is gone for good: millrace cluster remove 2)"
+    assert any(line.startswith("orders-0: under-replicated; replicas ") for line in problems)
     # Started by hand, as the operations page says, it is ended with the others.
     config = millrace_in.data / "broker-2" / "server.properties"
     by_hand = subprocess.Popen(
@@ -115,6 +124,7 @@ def test_a_cluster_in_the_background(millrace_in: Command) -> None:
     )
     try:
         assert by_hand.stdout is not None and by_hand.stdout.readline().startswith(b"ready")
+        wait_for(lambda: run(["cluster", "health", *address]) == 0)
         assert millrace_in("down")[0] == f"stopped 2 brokers in {millrace_in.data}\n"
         assert by_hand.wait(30) == 0
     finally:

@@ -20,8 +20,9 @@ SUBCOMMANDS = [
     *(["groups", verb] for verb in ("list", "describe", "reset", "delete")),
     *(["queues", verb] for verb in ("list", "describe", "reset")),
     *(["pipeline", verb] for verb in ("list", "show", "copy", "run")),
-    *(["cluster", verb] for verb in ("describe", "elect", "reassign", "remove")),
+    *(["cluster", verb] for verb in ("describe", "health", "elect", "reassign", "remove")),
     ["log", "dump"],
+    *(["profile", verb] for verb in ("list", "show", "set", "use", "unset")),
 ]
 
 
