@@ -114,7 +114,7 @@ def up(
     if detach:
         optional = {"--brokers": brokers, "--zookeeper": zookeeper, "--log-level": log_level}
         words = [
-            *("--port", str(port), "--host", host, "--data", str(folder.path)),
+            *("--port", str(port), "--host", host, "--data", folder.name),
             *("--zookeeper-nodes", str(zookeeper_nodes)),
             *(word for name, value in optional.items() if value is not None for word in (name, str(value))),
             *(word for pair in settings or () for word in ("--set", pair)),
@@ -160,7 +160,7 @@ def what_to_start(folder: Folder, brokers: int | None, zookeeper: str | None) ->
     from millrace.local.folder import Kind
 
     if zookeeper is not None and folder.zookeeper.is_dir():
-        raise CommandError(f"{folder.path} has a ZooKeeper of its own, {folder.zookeeper}: leave out --zookeeper")
+        raise CommandError(f"{folder.name} has a ZooKeeper of its own, {folder.zookeeper}: leave out --zookeeper")
     kind = folder.kind
     if kind is Kind.LOGS_ALONE and zookeeper is None:
         raise CommandError(
@@ -175,9 +175,9 @@ def what_to_start(folder: Folder, brokers: int | None, zookeeper: str | None) ->
     wanted = brokers or known
     remark = ""
     if wanted < known:
-        remark = f"{folder.path} is a cluster of {count_text(known, 'broker')}, and only {wanted} will run"
+        remark = f"{folder.name} is a cluster of {count_text(known, 'broker')}, and only {wanted} will run"
     elif brokers is None and known > 1:
-        remark = f"{folder.path} is a cluster: starting all its {count_text(known, 'broker')}"
+        remark = f"{folder.name} is a cluster: starting all its {count_text(known, 'broker')}"
     return Start(wanted, zookeeper=zookeeper or folder.zookeeper_hosts, remark=remark)
 
 
@@ -267,7 +267,7 @@ def _detach(folder: Folder, options: list[str]) -> None:
         if line.startswith("millrace: "):
             print_remark(line)
     print(ready, flush=True)
-    print_remark(f"it runs in the background, pid {process.pid}; log: {folder.log_path}; to end it: millrace down")
+    print_remark(f"it runs in the background, pid {process.pid}; log: {folder.name}/log; to end it: millrace down")
 
 
 def _lines(path: Path, begin: int) -> list[str]:

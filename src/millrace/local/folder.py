@@ -133,6 +133,8 @@ class Folder:
     """See the module's text."""
 
     def __init__(self, path: Path) -> None:
+        self.name = str(path)
+        """As whoever asks called it."""
         self.path = path.absolute()
         self.log_path = self.path / "log"
         self.zookeeper = self.path / "zookeeper"
@@ -260,7 +262,7 @@ class Folder:
 
     def in_use_text(self, holder: Holder | None) -> str:
         who = "" if holder is None else f" (pid {holder.pid}{f', {holder.bootstrap}' if holder.brokers else ''})"
-        return f"millrace runs in {self.path} already{who}; see: millrace status, stop it with: millrace down"
+        return f"millrace runs in {self.name} already{who}; see: millrace status, stop it with: millrace down"
 
     def _parts(self) -> set[Path]:
         """The folder, and what a start may make in it."""
