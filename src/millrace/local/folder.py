@@ -271,8 +271,9 @@ class Folder:
 
     def _take_back(self, there: set[Path]) -> None:
         made = self._parts() - there
-        if any(_holds_logs(part / "data") or (part / "data" / MIGRATED_NAME).exists() for part in self._parts()):
-            made -= {self.zookeeper}  # what they are is written there
+        holds_any = any(_holds_logs(part / "data") for part in self._parts()) or (self.data(1) / MIGRATED_NAME).exists()
+        if holds_any and not is_single(self.data(1)):
+            made -= {self.zookeeper}  # what the logs are is written there
         for part in made - {self.path}:
             if not _holds_logs(part / "data"):
                 shutil.rmtree(part, ignore_errors=True)

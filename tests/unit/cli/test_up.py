@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -20,6 +21,7 @@ from millrace.cli.root import run
 from millrace.cli.up import Start, Supervision, what_to_start
 from millrace.clock import ManualClock
 from millrace.local.folder import Folder
+from millrace.local.zookeeper import ZooKeeperServers
 from support.servers import answers
 from support.up import Up, wait_for
 
@@ -177,6 +179,24 @@ def test_a_single_broker_grows_into_a_cluster_and_nothing_is_lost(up: Callable[.
     again.stop()
 
 
+def test_a_single_broker_grows_into_a_cluster_with_the_users_own_zookeeper(
+    up: Callable[..., Up], tmp_path: Path
+) -> None:
+    alone = up()
+    (port,) = alone.ready()
+    produce(port, "orders", ["one"])
+    alone.stop()
+    with ZooKeeperServers(tmp_path / "ensemble") as ensemble:
+        cluster = up("--brokers", "2", "--zookeeper", f"{ensemble.hosts}/mine")
+        assert consume(cluster.ready()[1], "orders", "readers", 1) == ["one"]
+        cluster.stop()
+        assert not (cluster.data / "zookeeper").exists()
+        again = up()  # the folder knows how many there were, and with which ZooKeeper
+        ports = again.ready()
+        assert len(ports) == 2 and consume(ports[0], "orders", "others", 1) == ["one"]
+        again.stop()
+
+
 def test_a_single_broker_that_was_killed_grows_too(up: Callable[..., Up]) -> None:
     alone = up()
     (port,) = alone.ready()
@@ -231,10 +251,12 @@ def test_a_failed_start_keeps_what_was_there(up: Callable[..., Up]) -> None:
     (port,) = alone.ready()
     produce(port, "orders", ["one"])
     alone.stop()
-    (alone.data / "zookeeper").write_text("in the way")
-    failed = up("--brokers", "2")
-    assert failed.process.wait(60) == 1
-    assert not (failed.data / "broker-2").exists()
+    with (alone.data / "broker-1" / "data" / ".lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # as if the broker ran: its metadata cannot be moved
+        failed = up("--brokers", "2")
+        assert failed.process.wait(60) == 1
+    assert "is in use by another broker" in failed.errors.read_text()
+    assert not (failed.data / "broker-2").exists() and not (failed.data / "zookeeper").exists()
     (port,) = up().ready()
     assert consume(port, "orders", "readers", 1) == ["one"]
 
