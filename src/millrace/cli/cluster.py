@@ -263,7 +263,11 @@ def _chosen(image: ClusterImage, topic: str, partition: int | None) -> Any:
 app.command("health", epilog="Examples: `millrace cluster health && ./deploy`; `millrace cluster health --watch`")(
     cluster_health
 )
-app.command("reassign", epilog="Example: millrace cluster reassign --drain 3 --throttle 50000000")(reassign)
+app.command(
+    "reassign",
+    epilog="Examples: `millrace cluster reassign --drain 3 --throttle 50000000`; "
+    "`millrace cluster reassign --replication-factor 3 --topic orders`",
+)(reassign)
 
 
 @app.command(epilog="Example: millrace cluster remove 3")

@@ -205,8 +205,8 @@ def _run_cluster(cluster: LocalCluster, use: Use, *, restart: bool) -> None:
         try:
             bootstrap = cluster.start()
             use.ready({broker_id: broker.bootstrap or "" for broker_id, broker in cluster.brokers.items()})
-            if cluster.migrated is not None:
-                print_remark(f"millrace: {_migrated_text(cluster.migrated)}")
+            if cluster.migrated is not None and (remark := _migrated_text(cluster.migrated)):
+                print_remark(f"millrace: {remark}")
             print(f"ready bootstrap={bootstrap}", flush=True)
             Supervision(cluster, restart=restart).run()
         except KeyboardInterrupt:
@@ -218,7 +218,10 @@ def _run_cluster(cluster: LocalCluster, use: Use, *, restart: bool) -> None:
 
 def _migrated_text(image: ClusterImage) -> str:
     topics = sum(not topic.internal for topic in image.topics.values())
-    return f"{count_text(topics, 'topic')} came along; broker 1 leads what was there, with one replica as before"
+    if not topics:
+        return ""
+    more = "for more: millrace cluster reassign --replication-factor N"
+    return f"{count_text(topics, 'topic')} came along, on broker 1 with one replica as before; {more}"
 
 
 def _end(cluster: LocalCluster) -> None:

@@ -434,6 +434,20 @@ def test_a_plan_is_shown_done_and_its_leaders_follow(cluster: Commands, tmp_path
     assert cluster("reassign", "--file", file, "--yes")[0] == "nothing to move\n"
 
 
+def test_topics_get_more_replicas(cluster: Commands) -> None:
+    alone = PartitionState((1,), (1,), 1)
+    controller = cluster.cluster(a=[alone] * 3, b=[alone], __consumer_offsets=[alone])
+    cluster("reassign", "--replication-factor", "2", "--topic", "b", "--yes")
+    assert [len(state.replicas) for _, _, state in controller.image.partitions()].count(2) == 1
+    cluster("reassign", "--replication-factor", "3", "--yes")
+    found = {
+        topic.name: [set(state.replicas) for state in topic.partitions] for topic in controller.image.topics.values()
+    }
+    assert found == {"a": [{1, 2, 3}] * 3, "b": [{1, 2, 3}], "__consumer_offsets": [{1}]}
+    assert "4 replicas of a-0 need 4 brokers" in cluster("reassign", "--replication-factor", "4", exit_code=1)[1]
+    assert "exclude each other" in cluster("reassign", "--replication-factor", "2", "--status", exit_code=2)[1]
+
+
 def test_a_limit_is_set_before_the_move_and_taken_off_after_it(cluster: Commands, tmp_path: Path) -> None:
     controller = cluster.cluster(a=[GOOD])
     file = plan_file(tmp_path / "plan.json", ("a", 0, [1, 3]))

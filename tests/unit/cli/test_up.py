@@ -149,7 +149,7 @@ def test_a_single_broker_grows_into_a_cluster_and_nothing_is_lost(up: Callable[.
     cluster = up("--brokers", "3")
     ports = cluster.ready()
     assert "their metadata moves to ZooKeeper, once" in (said := cluster.errors.read_text())
-    assert "2 topics came along" in said
+    assert "2 topics came along, on broker 1" in said
     seen = described(ports[2], "cluster")
     assert seen["cluster_id"] == cluster_id and len(seen["brokers"]) == 3 and not seen["offline"]
     (after,) = described(ports[2], "topics", "orders")
