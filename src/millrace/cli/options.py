@@ -10,6 +10,7 @@ import typer
 
 from millrace.cli.output import CommandError
 from millrace.cli.profiles import profile_settings, settle_address
+from millrace.local import DEFAULT_FOLDER
 
 Bootstrap = Annotated[
     str,
@@ -31,7 +32,7 @@ Data = Annotated[Path, typer.Option("--data", "-d", help="The folder in which `m
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 DEFAULT_BOOTSTRAP = "localhost:9092"
-DEFAULT_DATA: Final = Path("millrace-data")
+DEFAULT_DATA: Final = Path(DEFAULT_FOLDER)
 
 
 CLIENT_OPTION: Final = "--client"

@@ -270,7 +270,9 @@ def _detach(folder: Folder, options: list[str]) -> None:
         if line.startswith("millrace: "):
             print_remark(line)
     print(ready, flush=True)
-    print_remark(f"it runs in the background, pid {process.pid}; log: {folder.name}/log; to end it: millrace down")
+    print_remark(
+        f"it runs in the background, pid {process.pid}; log: {folder.name}/log; to end it: millrace down{folder.option}"
+    )
 
 
 def _lines(path: Path, begin: int) -> list[str]:

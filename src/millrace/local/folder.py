@@ -21,6 +21,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shlex
 import shutil
 import threading
 from collections.abc import Iterator, Mapping
@@ -34,6 +35,7 @@ from millrace.clock import SystemClock
 from millrace.cluster.migration import MIGRATED_NAME, is_single
 from millrace.config.files import parse_properties
 from millrace.errors import ConfigError, MillraceError
+from millrace.local import DEFAULT_FOLDER
 from millrace.local.children import StartTimeout
 from millrace.storage.names import partition_named
 
@@ -144,6 +146,11 @@ class Folder:
 
     def __repr__(self) -> str:
         return f"Folder({self.path})"
+
+    @property
+    def option(self) -> str:
+        """What to add to a command that is about this folder."""
+        return "" if self.name == DEFAULT_FOLDER else f" --data {shlex.quote(self.name)}"
 
     def home(self, broker_id: int) -> Path:
         return self.path / f"{_PREFIX}{broker_id}"
@@ -262,7 +269,8 @@ class Folder:
 
     def in_use_text(self, holder: Holder | None) -> str:
         who = "" if holder is None else f" (pid {holder.pid}{f', {holder.bootstrap}' if holder.brokers else ''})"
-        return f"millrace runs in {self.name} already{who}; see: millrace status, stop it with: millrace down"
+        advice = f"see: millrace status{self.option}, stop it with: millrace down{self.option}"
+        return f"millrace runs in {self.name} already{who}; {advice}"
 
     def _parts(self) -> set[Path]:
         """The folder, and what a start may make in it."""

@@ -70,7 +70,7 @@ def test_a_broker_in_the_background(millrace_in: Command) -> None:
     bootstrap = out.removeprefix("ready bootstrap=").strip()
     port = int(bootstrap.rpartition(":")[2])
     assert out == f"ready bootstrap={bootstrap}\n" and answers(port)
-    assert f"log: {millrace_in.data}/log" in err and "millrace down" in err
+    assert f"log: {millrace_in.data}/log" in err and f"millrace down --data {millrace_in.data}" in err
     assert (millrace_in.data / "log").read_text() == out
 
     (line,) = millrace_in("up", "--detach", "--port", "0", exit_code=1)[1].splitlines()

@@ -34,7 +34,7 @@ from millrace.metadata.deltas import (
     encode,
 )
 from millrace.metadata.embedded import Database, EmbeddedStore
-from millrace.metadata.store import BrokerRegistration, MetadataStore
+from millrace.metadata.store import BrokerRegistration, Fenced, MetadataStore, Snapshot
 from millrace.metadata.zookeeper import ZooKeeperStore
 from millrace.storage.directory import LogDirectory
 from millrace.storage.files import Files
@@ -202,6 +202,20 @@ def test_a_crash_at_any_step_leaves_a_single_broker_or_a_cluster_and_never_half_
     command = [sys.executable, __file__, str(tmp_path), when]
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+async def test_whoever_was_cut_short_is_replaced_while_its_session_lives_on(data: Path, zookeeper_hosts: str) -> None:
+    stuck = ZooKeeperStore(zookeeper_hosts, session_timeout_ms=30_000)
+    await stuck.open()
+    try:
+        epoch = await stuck.elect(1)
+        assert epoch is not None
+        await migrate(data, 1, ZooKeeperStore(zookeeper_hosts), CLOCK)
+        with pytest.raises(Fenced):
+            await stuck.write_snapshot(Snapshot(5, encode([ClusterCreated("half")])), epoch)
+    finally:
+        await stuck.close()
+    assert_moved(await read(ZooKeeperStore(zookeeper_hosts)))
 
 
 async def test_another_cluster_is_not_written_over(data: Path, cluster: Callable[[], MetadataStore]) -> None:
