@@ -7,6 +7,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,10 +22,11 @@ from millrace.cli.output import CommandError
 from millrace.cli.root import run
 from millrace.cli.up import Start, Supervision, what_to_start
 from millrace.clock import ManualClock
+from millrace.local.brokers import BrokerFailed, BrokerProcess, write_properties
 from millrace.local.folder import Folder
 from millrace.local.zookeeper import ZooKeeperServers
 from support.servers import answers
-from support.up import Up, wait_for
+from support.up import ENVIRONMENT, Up, wait_for
 
 
 @pytest.fixture
@@ -195,6 +198,34 @@ def test_a_single_broker_grows_into_a_cluster_with_the_users_own_zookeeper(
         ports = again.ready()
         assert len(ports) == 2 and consume(ports[0], "orders", "others", 1) == ["one"]
         again.stop()
+
+
+def test_a_broker_of_a_service_takes_its_metadata_to_zookeeper(tmp_path: Path) -> None:
+    config = tmp_path / "server.properties"
+    alone = {"broker.id": "7", "listeners": "PLAINTEXT://127.0.0.1:0", "log.dirs": str(tmp_path / "data")}
+    write_properties(config, alone)
+    broker = BrokerProcess(7, config)
+    try:
+        port = int(broker.start().rpartition(":")[2])
+        produce(port, "orders", ["one"])
+        broker.terminate()
+        with ZooKeeperServers(tmp_path / "ensemble") as ensemble:
+            write_properties(config, {**alone, "zookeeper.connect": ensemble.hosts})
+            with pytest.raises(
+                BrokerFailed, match="is the metadata of a broker without ZooKeeper, and would not count"
+            ):
+                broker.start()
+            command = [sys.executable, "-m", "millrace", "broker", "--config", str(config), "--migrate"]
+            for _ in range(2):  # the second time there is nothing left to move
+                with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as process:
+                    assert process.stdout is not None
+                    port = int(process.stdout.readline().rpartition(":")[2])
+                    assert consume(port, "orders", f"readers-{port}", 1) == ["one"]
+                    process.terminate()
+                    assert process.wait(60) == 0
+    finally:
+        broker.kill()
+    assert run(["broker", "--config", str(config), "--migrate", "--set", "zookeeper.connect="]) == 2
 
 
 def test_a_single_broker_that_was_killed_grows_too(up: Callable[..., Up]) -> None:
