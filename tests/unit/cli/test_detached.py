@@ -71,7 +71,7 @@ def test_a_broker_in_the_background(millrace_in: Command) -> None:
     port = int(bootstrap.rpartition(":")[2])
     assert out == f"ready bootstrap={bootstrap}\n" and answers(port)
     assert f"log: {millrace_in.data}/log" in err and f"millrace down --data {millrace_in.data}" in err
-    assert (millrace_in.data / "log").read_text() == out
+    assert out in (millrace_in.data / "log").read_text()
 
     (line,) = millrace_in("up", "--detach", "--port", "0", exit_code=1)[1].splitlines()
     assert "millrace: error: millrace runs in" in line and bootstrap in line and "millrace down" in line

@@ -252,8 +252,10 @@ def test_a_start_that_is_killed_on_its_way_leaves_one_broker_or_a_cluster(up: Ca
     for number, moment in enumerate(ends):
         growing = up("--brokers", "2")
         wait_for(lambda moment=moment, growing=growing: moment(growing))  # type: ignore[misc]
+        children = growing.children()
         growing.process.kill()
         growing.process.wait()
+        psutil.wait_procs(children, timeout=60)  # they end with it
         again = up()
         ports = again.ready()
         assert consume(ports[0], "orders", f"readers-{number}", 1) == ["one"]
