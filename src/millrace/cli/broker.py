@@ -31,8 +31,8 @@ def broker(
         bool,
         typer.Option(
             "--migrate",
-            help="Before the start, once: move the metadata of a broker that was alone to the ZooKeeper in the settings; "
-            "it becomes the first of a cluster.",
+            help="Before the start, once: move the metadata of a broker that was alone to the ZooKeeper that the "
+            "settings name; it becomes the first of a cluster.",
         ),
     ] = False,
     log_level: Annotated[str, typer.Option("--log-level", help="debug, info, warning or error, on stderr.")] = "info",
