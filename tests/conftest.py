@@ -32,6 +32,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# Commands under test do not read the profiles of whoever runs the tests.
+os.environ["MILLRACE_CONFIG"] = os.devnull
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """A test that exceeds its time limit says where it was, in a worker of pytest-xdist, too.
 

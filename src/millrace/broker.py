@@ -18,11 +18,12 @@ from typing import Any, Final
 
 from millrace.clock import Clock, SystemClock
 from millrace.cluster.controller import Controller
+from millrace.cluster.migration import is_single
 from millrace.cluster.peers import Peers
 from millrace.cluster.presence import Presence
 from millrace.cluster.survey import Surveyor
 from millrace.config import BrokerConfig, group_value, topic_value
-from millrace.errors import MillraceError, StorageError
+from millrace.errors import ConfigError, MillraceError, StorageError
 from millrace.groups.coordinator import GroupCoordinator
 from millrace.groups.modern_shard import Surroundings
 from millrace.groups.settings import GroupSettings, GroupTimes
@@ -133,10 +134,15 @@ class Broker:
             lambda: min(config.get_int("max.connections"), most), lambda: config.get_int("max.connections.per.ip")
         )
 
+        if self._store is None and config.get("zookeeper.connect") and is_single(Path(config.log_dirs[0])):
+            raise ConfigError(
+                f"{Path(config.log_dirs[0]) / FILE_NAME} is the metadata of a broker without ZooKeeper, and would not "
+                "count any more: move it to ZooKeeper with `millrace broker --migrate`, or put the file away"
+            )
         log_dirs = LogDirs.open(
             [Path(path) for path in config.log_dirs], node_id=config.broker_id, clock=self.clock, files=self._files
         )
-        controller = Controller(self._store or _store_for(config, self.clock), config, clock=self.clock)
+        controller = Controller(self._store or store_for(config, self.clock), config, clock=self.clock)
         self._stops.append(lambda: self._close_logs(log_dirs, controller))
         log_dirs.start()
 
@@ -537,7 +543,7 @@ class _QueueStates:
         await self._persister.delete(ShareKey(group_id, topic_id, partition))
 
 
-def _store_for(config: BrokerConfig, clock: Clock) -> MetadataStore:
+def store_for(config: BrokerConfig, clock: Clock) -> MetadataStore:
     """ZooKeeper where the settings name one, otherwise a file beside the logs."""
     hosts = config.get("zookeeper.connect")
     if not hosts:

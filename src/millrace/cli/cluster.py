@@ -1,6 +1,7 @@
 """`millrace cluster`: how the cluster is, elections, moving partitions, and taking a broker out.
 
-Every subcommand asks any broker. Moving partitions is long enough to have a module of its own (`reassign`).
+Every subcommand asks any broker. Moving partitions is long enough to have a module of its own (`reassign`), and so is
+judging how well the cluster is (`cluster_health`).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from millrace.cli.cluster_health import cluster_health
 from millrace.cli.cluster_state import Administration, check, health, read_cluster
 from millrace.cli.leaderless import Leaderless, read_leaderless
 from millrace.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Client, Json, Yes, confirm, name_values
@@ -258,7 +260,14 @@ def _chosen(image: ClusterImage, topic: str, partition: int | None) -> Any:
     return ElectLeadersRequest.TopicPartitions(topic=topic, partitions=list(indexes))
 
 
-app.command("reassign", epilog="Example: millrace cluster reassign --drain 3 --throttle 50000000")(reassign)
+app.command("health", epilog="Examples: `millrace cluster health && ./deploy`; `millrace cluster health --watch`")(
+    cluster_health
+)
+app.command(
+    "reassign",
+    epilog="Examples: `millrace cluster reassign --drain 3 --throttle 50000000`; "
+    "`millrace cluster reassign --replication-factor 3 --topic orders`",
+)(reassign)
 
 
 @app.command(epilog="Example: millrace cluster remove 3")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from millrace.cli.output import CommandError
+from millrace.cli.profiles import unreachable_text
 from millrace.client.blocking import BlockingConnection
 from millrace.client.sasl import SaslClient
 from millrace.client.settings import Address, ClientSettings
@@ -51,8 +52,9 @@ _NOBODY_THERE: Final = frozenset({ErrorCode.NETWORK_EXCEPTION, ErrorCode.REQUEST
 class Administration:
     """Asks a cluster. Any broker will do: each knows the metadata, and passes changes on to the controller."""
 
-    def __init__(self, settings: ClientSettings) -> None:
+    def __init__(self, settings: ClientSettings, bootstrap: str) -> None:
         self._settings = settings
+        self._bootstrap = bootstrap
         self._ssl = context_for(settings.security)
         self._sasl = SaslClient.for_security(settings.security)
         self._addresses: list[Address] = list(settings.bootstrap_servers)
@@ -63,7 +65,7 @@ class Administration:
     def of(cls, bootstrap: str, client: Mapping[str, str]) -> Self:
         """From the command line's options."""
         properties = {"socket.connection.setup.timeout.ms": "5000", "client.id": "millrace-cli", **client}
-        return cls(ClientSettings.from_properties({**properties, "bootstrap.servers": bootstrap}))
+        return cls(ClientSettings.from_properties({**properties, "bootstrap.servers": bootstrap}), bootstrap)
 
     def __enter__(self) -> Self:
         return self
@@ -87,7 +89,7 @@ class Administration:
             self._addresses = [address, *(other for other in self._addresses if other != address)]
             return answer
         reason = failure.message if failure is not None else "no address"
-        raise CommandError(f"no broker answers ({reason}); start one with: millrace up")
+        raise CommandError(f"no broker answers ({reason}){unreachable_text(self._bootstrap)}")
 
     def ask_broker(self, broker_id: int, message: Request, version: int | None = None) -> Any:
         """The answer of one broker, for what only it can tell; ApiError where it does not answer.
@@ -233,7 +235,8 @@ def health(image: ClusterImage) -> Health:
         place = TopicPartition(topic.name, index)
         if is_under_replicated(state):
             under_replicated.append(place)
-        wanted = int(image.topic_overrides(topic.name).get(MIN_ISR, "0"))
+        # As its leader counts: a partition cannot have more in sync than it has replicas.
+        wanted = min(int(image.topic_overrides(topic.name).get(MIN_ISR, "0")), len(state.replicas))
         if sum(image.is_live(member) for member in state.isr) < wanted:
             under_min_isr.append(place)
         if state.leader == NO_BROKER:

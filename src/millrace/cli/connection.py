@@ -18,6 +18,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
 from millrace.cli.output import CommandError
+from millrace.cli.profiles import unreachable_text
 
 REQUEST_TIMEOUT_S: Final = 15.0
 _CONNECT_TIMEOUT_S: Final = 3.0
@@ -44,7 +45,7 @@ def require_reachable(bootstrap: str) -> None:
             reason = error.strerror or str(error)
         else:
             return
-    raise CommandError(f"no broker answers at {bootstrap} ({reason}); start one with: millrace up")
+    raise CommandError(f"no broker answers at {bootstrap} ({reason}){unreachable_text(bootstrap)}")
 
 
 def client_settings(bootstrap: str, overrides: Mapping[str, str]) -> dict[str, Any]:

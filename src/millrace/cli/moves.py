@@ -41,9 +41,18 @@ _DELETE: Final = 1
 
 
 def make_plan(
-    image: ClusterImage, *, add: Sequence[int], drain: Sequence[int], topics: Sequence[str] | None
+    image: ClusterImage,
+    *,
+    add: Sequence[int],
+    drain: Sequence[int],
+    topics: Sequence[str] | None,
+    factor: int | None = None,
 ) -> list[Reassignment]:
-    """The moves that give `add` their share and `drain` nothing, or even out what runs; of `topics` only, if given."""
+    """The moves that give `add` their share and `drain` nothing, or even out what runs; of `topics` only, if given.
+
+    With `factor`, partitions have so many replicas afterwards; not those of internal topics, whose settings say that,
+    unless they are named.
+    """
     for broker_id in (*add, *drain):
         if broker_id not in image.brokers:
             known = ", ".join(map(str, sorted(image.brokers)))
@@ -56,7 +65,11 @@ def make_plan(
         # Brokers that are empty and were not named stay so.
         targets &= {replica for _, _, state in image.partitions() for replica in state.replicas} | set(add)
     try:
-        return plan_balance(only_topics(image, topics), brokers_in=targets, drain=set(drain))
+        if factor is not None and not topics:
+            topics = [topic.name for topic in image.topics.values() if not topic.internal]
+            if not topics:
+                return []
+        return plan_balance(only_topics(image, topics), brokers_in=targets, drain=set(drain), factor=factor)
     except ApiError as error:
         raise CommandError(error.message) from error
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Final
 
 import typer
 
 from millrace.cli.output import CommandError
+from millrace.cli.profiles import profile_settings, settle_address
+from millrace.local import DEFAULT_FOLDER
 
 Bootstrap = Annotated[
     str,
@@ -16,6 +19,7 @@ Bootstrap = Annotated[
         "-b",
         envvar="MILLRACE_BOOTSTRAP",
         metavar="HOST:PORT,...",
+        callback=settle_address,
         help="Where the cluster answers.",
     ),
 ]
@@ -24,14 +28,19 @@ Client = Annotated[
     list[str] | None,
     typer.Option("--client", "-X", metavar="NAME=VALUE", help="A librdkafka setting, repeatable (security, timeouts)."),
 ]
+Data = Annotated[Path, typer.Option("--data", "-d", help="The folder in which `millrace up` keeps everything.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 DEFAULT_BOOTSTRAP = "localhost:9092"
+DEFAULT_DATA: Final = Path(DEFAULT_FOLDER)
+
+
+CLIENT_OPTION: Final = "--client"
 
 
 def name_values(pairs: Iterable[str] | None, option: str) -> dict[str, str]:
-    """`["a=1", "b=x=y"]` as `{"a": "1", "b": "x=y"}`."""
-    settings: dict[str, str] = {}
+    """`["a=1", "b=x=y"]` as `{"a": "1", "b": "x=y"}`; what the profile in use has for `--client` comes first."""
+    settings = profile_settings() if option == CLIENT_OPTION else {}
     for pair in pairs or ():
         name, equals, value = pair.partition("=")
         if not equals or not name.strip():

@@ -20,6 +20,7 @@ import typer
 
 from millrace.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Json, name_values
 from millrace.cli.output import CommandError, print_json, print_remark, print_table
+from millrace.cli.profiles import profile_settings
 from millrace.errors import ConfigError
 from millrace.spark.pipelines.contract import CLIENT_PREFIX, built_in, find
 
@@ -135,7 +136,7 @@ def run(
 ) -> None:
     """Run a pipeline until it is stopped; Ctrl-C lets the running batch finish."""
     pipeline = _found(name)
-    given = name_values(options, "--option")
+    given = {**profile_settings(CLIENT_PREFIX), **name_values(options, "--option")}
     try:
         values = pipeline.resolve({f"{CLIENT_PREFIX}bootstrap.servers": bootstrap, **given})
     except ConfigError as error:

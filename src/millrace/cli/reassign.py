@@ -38,6 +38,15 @@ def reassign(
     drain: Annotated[
         list[int] | None, typer.Option("--drain", metavar="ID", help="Move everything off this broker; repeatable.")
     ] = None,
+    factor: Annotated[
+        int | None,
+        typer.Option(
+            "--replication-factor",
+            "-r",
+            min=1,
+            help="Give partitions so many replicas: of all topics but the internal ones, or of --topic.",
+        ),
+    ] = None,
     topics: Annotated[
         list[str] | None, typer.Option("--topic", "-t", help="Only this topic; repeatable. All topics unless given.")
     ] = None,
@@ -54,15 +63,16 @@ def reassign(
     client: Client = None,
     as_json: Json = False,
 ) -> None:
-    """Move partitions: even out all brokers, add some, or drain one.
+    """Move partitions: even out all brokers, add some, drain one, or have more replicas.
 
     Without --add-brokers, --drain or --file, partitions are spread evenly over the brokers that run. Clients notice
     nothing but leaders that move. Ctrl-C leaves the move running.
     """
     chosen = _brokers_to_add(add_brokers)
-    modes = [status, cancel, file is not None, bool(chosen or drain)]
+    modes = [status, cancel, file is not None, bool(chosen or drain or factor)]
     if sum(modes) > 1:
-        raise CommandError("--status, --cancel, --file and --add-brokers/--drain exclude each other", exit_code=2)
+        planned = "--add-brokers/--drain/--replication-factor"
+        raise CommandError(f"--status, --cancel, --file and {planned} exclude each other", exit_code=2)
     with Administration.of(bootstrap, name_values(client, "--client")) as admin:
         image = read_cluster(admin)
         if status:
@@ -78,7 +88,7 @@ def reassign(
         if file is not None:
             plan = moves.check_plan(image, moves.parse_plan(file.read_text(), str(file)))
         else:
-            plan = moves.make_plan(image, add=chosen, drain=drain or [], topics=topics)
+            plan = moves.make_plan(image, add=chosen, drain=drain or [], topics=topics, factor=factor)
         _execute(admin, image, plan, throttle, dry_run=dry_run, yes=yes, as_json=as_json)
 
 

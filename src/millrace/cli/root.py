@@ -21,10 +21,13 @@ from typer.main import get_command
 
 from millrace import __version__
 from millrace.cli.output import CommandError, print_error
+from millrace.cli.profiles import add_profile_option
 from millrace.errors import MillraceError
 
 NOUNS: Final = (
     "up",
+    "down",
+    "status",
     "broker",
     "cluster",
     "topics",
@@ -35,6 +38,7 @@ NOUNS: Final = (
     "log",
     "pipeline",
     "demo",
+    "profile",
 )
 
 EPILOG: Final = (
@@ -56,6 +60,7 @@ class NounGroup(TyperGroup):
         if command is None:
             command = get_command(importlib.import_module(f"millrace.cli.{cmd_name}").app)
             command.name = cmd_name
+            add_profile_option(command)
             self.commands[cmd_name] = command
         return command
 

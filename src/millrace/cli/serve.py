@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -44,15 +45,15 @@ def configure_logging(level: str) -> None:
     )
 
 
-def serve(config: BrokerConfig, *, pid_file: Path | None) -> None:
-    """Start a broker, announce it, and return after it has been stopped by a signal.
+def serve(config: BrokerConfig, *, pid_file: Path | None, ready: Callable[[str], object] = lambda _: None) -> None:
+    """Start a broker, announce it (`ready` gets the address), and return after it has been stopped by a signal.
 
     CommandError when the broker itself cannot go on.
     """
     import uvloop
 
     keep_freed_memory()
-    failure = uvloop.run(_serve(config, pid_file))
+    failure = uvloop.run(_serve(config, pid_file, ready))
     if failure is not None:
         raise CommandError(f"the broker has stopped: {failure}")
 
@@ -73,7 +74,7 @@ def keep_freed_memory() -> bool:
     return bool(mallopt(_M_MMAP_THRESHOLD, MAPPED_FROM_BYTES) and mallopt(_M_TRIM_THRESHOLD, KEPT_FREE_BYTES))
 
 
-async def _serve(config: BrokerConfig, pid_file: Path | None) -> str | None:
+async def _serve(config: BrokerConfig, pid_file: Path | None, ready: Callable[[str], object]) -> str | None:
     import asyncio
 
     from millrace.broker import Broker
@@ -94,6 +95,7 @@ async def _serve(config: BrokerConfig, pid_file: Path | None) -> str | None:
         return None
     try:
         _write_pid(pid_file)
+        ready(broker.bootstrap)
         print(f"ready bootstrap={broker.bootstrap}", flush=True)
         waiting = [awaited(event.wait()) for event in (stopping, broker.failed)]
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)

@@ -1,32 +1,40 @@
-"""`millrace up`: a broker or a cluster on this machine, in the foreground, with nothing to configure.
+"""`millrace up`: a broker or a cluster on this machine, with nothing to configure; in the foreground, or detached.
 
-Everything is kept under one directory (`./millrace-data` unless told otherwise): for broker ID `broker-ID/pid` while it
-runs and the log directory `broker-ID/data`. Starting again on the same directory goes on where it stopped.
+Everything is kept under one directory (`./millrace-data` unless told otherwise; `local.folder` says what is where).
+Starting again on the same directory goes on where it stopped: a cluster with as many brokers as it had, a single broker
+alone, or as the first of a cluster if more are asked for.
 
 One broker runs in this process and keeps its metadata itself. Several are processes of their own with
 `broker-ID/server.properties` and `broker-ID/log`, and share a ZooKeeper: the user's, or one in `zookeeper/`.
+
+Detached, the same command runs in a process of its own that outlives this one; this one waits for its `ready` line.
 """
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from millrace.cli.options import name_values
-from millrace.cli.output import CommandError, print_remark
+from millrace.cli.options import DEFAULT_DATA, Data, name_values
+from millrace.cli.output import CommandError, count_text, print_remark
 from millrace.clock import Clock, SystemClock
 
 if TYPE_CHECKING:
+    from millrace.cluster.image import ClusterImage
     from millrace.local.brokers import BrokerProcess
     from millrace.local.cluster import LocalCluster
+    from millrace.local.folder import Folder, Use
 
-DEFAULT_DATA: Final = Path("millrace-data")
 FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 30.0
 SETTLED_S: Final = 60.0
@@ -36,19 +44,24 @@ _LOOK_EVERY_S: Final = 0.1
 app = typer.Typer(add_completion=False)
 
 
-@app.command(epilog="Example: millrace up --brokers 3 --data /var/tmp/millrace --set num.partitions=4")
+@app.command(
+    epilog="Examples: `millrace up --detach` in the background, until `millrace down`; "
+    "`millrace up --brokers 3 --data /var/tmp/millrace --set num.partitions=4`"
+)
 def up(
     *,
     brokers: Annotated[
-        int,
+        int | None,
         typer.Option(
             "--brokers",
             "-n",
             min=1,
+            show_default="as many as there are in --data, 1 in a new one",
             help="How many. Several share a ZooKeeper; new topics then have min(3, N) replicas, and from three "
-            "brokers on min.insync.replicas is 2, unless --set says otherwise.",
+            "brokers on min.insync.replicas is 2, unless --set says otherwise. A single broker's data becomes broker "
+            "1's.",
         ),
-    ] = 1,
+    ] = None,
     port: Annotated[
         int,
         typer.Option(
@@ -56,7 +69,11 @@ def up(
         ),
     ] = 9092,
     host: Annotated[str, typer.Option("--host", help="The address to listen on and to tell clients.")] = "127.0.0.1",
-    data: Annotated[Path, typer.Option("--data", "-d", help="Where everything is kept.")] = DEFAULT_DATA,
+    data: Data = DEFAULT_DATA,
+    detach: Annotated[
+        bool,
+        typer.Option("--detach", help="Return when it is ready and leave it running; `millrace down` ends it."),
+    ] = False,
     zookeeper: Annotated[
         str | None,
         typer.Option(
@@ -82,98 +99,129 @@ def up(
         ),
     ] = None,
 ) -> None:
-    """Start a broker or a cluster in the foreground; prints `ready bootstrap=HOST:PORT,...` once clients connect."""
+    """Start a broker or a cluster; prints `ready bootstrap=HOST:PORT,...` once clients connect."""
     if zookeeper_nodes not in (1, 3):
         raise CommandError(f"--zookeeper-nodes is 1 or 3, not {zookeeper_nodes}", exit_code=2)
+    from millrace.cli.serve import check_log_level
+    from millrace.config import BrokerConfig
+    from millrace.local.folder import Folder
+
     given = name_values(settings, "--set")
-    data = data.absolute()
-    # A cluster that was made smaller, down to one broker, still has its metadata in ZooKeeper.
-    if brokers > 1 or (zookeeper is None and (data / "zookeeper").is_dir()):
-        _refuse_single_data(data)
-        _run_cluster(
-            data,
-            brokers=brokers,
-            host=host,
-            port=port,
-            zookeeper=zookeeper,
-            zookeeper_nodes=zookeeper_nodes,
-            settings=given,
-            log_level=log_level or "info",
-            restart=restart,
+    if log_level is not None:
+        check_log_level(log_level)
+    BrokerConfig(given)  # a mistake is one line here instead of one in every broker's log
+    folder = Folder(data)
+    if detach:
+        optional = {"--brokers": brokers, "--zookeeper": zookeeper, "--log-level": log_level}
+        words = [
+            *("--port", str(port), "--host", host, "--data", folder.name),
+            *("--zookeeper-nodes", str(zookeeper_nodes)),
+            *(word for name, value in optional.items() if value is not None for word in (name, str(value))),
+            *(word for pair in settings or () for word in ("--set", pair)),
+        ]
+        _detach(folder, [*words, "--restart"] if restart else words)
+        return
+    with folder.use() as use:
+        start = what_to_start(folder, brokers, zookeeper)
+        if start.remark:
+            print_remark(f"millrace: {start.remark}")
+        if start.is_single:
+            _run_single(folder, use, host, port, given, log_level or "warning")
+        else:
+            from millrace.local.cluster import LocalCluster
+
+            cluster = LocalCluster(
+                folder.path,
+                brokers=start.brokers,
+                host=host,
+                port=port,
+                zookeeper=start.zookeeper,
+                zookeeper_nodes=zookeeper_nodes,
+                settings=given,
+                log_level=log_level or "info",
+            )
+            _run_cluster(cluster, use, restart=restart)
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a start in a folder comes to."""
+
+    brokers: int
+    is_single: bool = False
+    """One broker in this process, which keeps its metadata itself."""
+    zookeeper: str | None = None
+    """The user's own."""
+    remark: str = ""
+
+
+def what_to_start(folder: Folder, brokers: int | None, zookeeper: str | None) -> Start:
+    """From what is in the folder and what was asked for. CommandError where the one cannot serve the other."""
+    from millrace.local.folder import Kind
+
+    if zookeeper is not None and folder.zookeeper.is_dir():
+        raise CommandError(f"{folder.name} has a ZooKeeper of its own, {folder.zookeeper}: leave out --zookeeper")
+    kind = folder.kind
+    if kind is Kind.LOGS_ALONE and zookeeper is None:
+        raise CommandError(
+            f"{folder.data(1)} holds logs whose metadata is in a ZooKeeper: say in which with --zookeeper HOST:PORT"
         )
-    else:
-        _run_single(data, host, port, zookeeper, given, log_level or "warning")
+    if kind is Kind.SINGLE or kind is Kind.NOTHING:
+        if zookeeper is None and brokers in {None, 1}:
+            return Start(1, is_single=True)
+        remark = "the topics of the single broker go on in the cluster: their metadata moves to ZooKeeper, once"
+        return Start(brokers or 1, zookeeper=zookeeper, remark=remark if kind is Kind.SINGLE else "")
+    known = max(len(folder.broker_ids), 1)
+    wanted = brokers or known
+    remark = ""
+    if wanted < known:
+        remark = f"{folder.name} is a cluster of {count_text(known, 'broker')}, and only {wanted} will run"
+    elif brokers is None and known > 1:
+        remark = f"{folder.name} is a cluster: starting all its {count_text(known, 'broker')}"
+    return Start(wanted, zookeeper=zookeeper or folder.zookeeper_hosts, remark=remark)
 
 
-def _run_single(
-    data: Path, host: str, port: int, zookeeper: str | None, settings: dict[str, str], log_level: str
-) -> None:
+def _run_single(folder: Folder, use: Use, host: str, port: int, settings: dict[str, str], log_level: str) -> None:
     from millrace.cli.serve import configure_logging, serve
     from millrace.config import BrokerConfig
 
     configure_logging(log_level)
-    home = data / "broker-1"
     config = BrokerConfig.load(
         None,
         {
             "node.id": "1",
             "listeners": f"PLAINTEXT://{host}:{port}",
-            "log.dirs": str(home / "data"),
+            "log.dirs": str(folder.data(1)),
             # One person's machine: the first consumer of a group should not wait for others to join.
             "group.initial.rebalance.delay.ms": "0",
-            **({} if zookeeper is None else {"zookeeper.connect": zookeeper}),
             **settings,
         },
     )
-    serve(config, pid_file=home / "pid")
+    serve(config, pid_file=folder.home(1) / "pid", ready=lambda bootstrap: use.ready({1: bootstrap}))
 
 
-def _refuse_single_data(data: Path) -> None:
-    """The topics of a broker that kept its metadata itself would not be there in a cluster."""
-    single = data / "broker-1" / "data" / "metadata.db"
-    if single.exists() and not (data / "zookeeper").exists():
-        raise CommandError(
-            f"{data} holds the data of a single broker, which a cluster cannot take over; use another --data"
-        )
-
-
-def _run_cluster(
-    data: Path,
-    *,
-    brokers: int,
-    host: str,
-    port: int,
-    zookeeper: str | None,
-    zookeeper_nodes: int,
-    settings: dict[str, str],
-    log_level: str,
-    restart: bool,
-) -> None:
-    from millrace.cli.serve import check_log_level
-    from millrace.config import BrokerConfig
-    from millrace.local.cluster import LocalCluster
-
-    check_log_level(log_level)
-    BrokerConfig(settings)  # a mistake is one line here instead of one in every broker's log
-    cluster = LocalCluster(
-        data,
-        brokers=brokers,
-        host=host,
-        port=port,
-        zookeeper=zookeeper,
-        zookeeper_nodes=zookeeper_nodes,
-        settings=settings,
-        log_level=log_level,
-    )
+def _run_cluster(cluster: LocalCluster, use: Use, *, restart: bool) -> None:
     with _interrupted_by_signals():
         try:
-            print(f"ready bootstrap={cluster.start()}", flush=True)
+            bootstrap = cluster.start()
+            use.ready({broker_id: broker.bootstrap or "" for broker_id, broker in cluster.brokers.items()})
+            if cluster.migrated is not None and (remark := _migrated_text(cluster.migrated)):
+                print_remark(f"millrace: {remark}")
+            print(f"ready bootstrap={bootstrap}", flush=True)
             Supervision(cluster, restart=restart).run()
         except KeyboardInterrupt:
             if not cluster.bootstrap:
                 raise  # it had not begun
         finally:
             _end(cluster)
+
+
+def _migrated_text(image: ClusterImage) -> str:
+    topics = sum(not topic.internal for topic in image.topics.values())
+    if not topics:
+        return ""
+    more = "for more: millrace cluster reassign --replication-factor N"
+    return f"{count_text(topics, 'topic')} came along, on broker 1 with one replica as before; {more}"
 
 
 def _end(cluster: LocalCluster) -> None:
@@ -183,6 +231,68 @@ def _end(cluster: LocalCluster) -> None:
     except KeyboardInterrupt:
         cluster.kill()
         raise
+
+
+# --- in the background ------------------------------------------------------------------------------------------------
+
+
+def _detach(folder: Folder, options: list[str]) -> None:
+    """Run `up` with these options in a process that outlives this one, and return when it is ready."""
+    if (holder := folder.holder()) is not None:
+        raise CommandError(folder.in_use_text(holder))
+    is_new = not folder.path.exists()
+    folder.path.mkdir(parents=True, exist_ok=True)
+    with folder.log_path.open("ab") as log:
+        begin = log.tell()
+        process = subprocess.Popen(  # noqa: S603  # our own command line
+            [sys.executable, "-m", "millrace", "up", *options],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)},
+        )
+    try:
+        ready = _wait_until_ready(process, lambda: _lines(folder.log_path, begin))
+    except KeyboardInterrupt:
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+        raise
+    said = _lines(folder.log_path, begin)
+    if ready is None:
+        if is_new:
+            folder.remove_if_empty()
+        for line in said[:-1]:
+            print_remark(line)
+        last = said[-1] if said else "no output"
+        raise CommandError(last.removeprefix("millrace: error: "), exit_code=process.returncode or 1)
+    for line in said:
+        if line.startswith("millrace: "):
+            print_remark(line)
+    print(ready, flush=True)
+    print_remark(
+        f"it runs in the background, pid {process.pid}; log: {folder.name}/log; to end it: millrace down{folder.option}"
+    )
+
+
+def _lines(path: Path, begin: int) -> list[str]:
+    """The whole lines of a log from a position on."""
+    with path.open("rb") as log:
+        log.seek(begin)
+        return [line.rstrip("\n") for line in log.read().decode(errors="replace").splitlines(True) if line[-1] == "\n"]
+
+
+def _wait_until_ready(process: subprocess.Popen[bytes], lines: Callable[[], list[str]]) -> str | None:
+    """Its `ready` line; None where it ended instead. How long it may take is its own business."""
+    pause = threading.Event()  # never set: a wait on it is a pause
+    while True:
+        ended = process.poll() is not None  # asked before the log is read: what it said last is in there
+        ready = next((line for line in lines() if line.startswith("ready bootstrap=")), None)
+        if ended:
+            return None
+        if ready is not None:
+            return ready
+        pause.wait(_LOOK_EVERY_S / 2)
 
 
 @contextmanager

@@ -1,12 +1,12 @@
 """Which replicas should move so that the brokers have equal shares: pure, and the same for the same image.
 
-First the brokers that are to be emptied lose what they hold, then racks are spread, then counts are evened out, one
-replica at a time from the fullest broker to the emptiest, and last the preferred leaders, by order alone. Only what has
-to move moves. Not here: how a move is made (`reassignments`).
+Where another number of replicas is wanted, that comes first. Then the brokers that are to be emptied lose what they
+hold, racks are spread, counts are evened out, one replica at a time from the fullest broker to the emptiest, and last
+the preferred leaders, by order alone. Only what has to move moves. Not here: how a move is made (`reassignments`).
 
-Invariants: a partition keeps its number of replicas, and never has two on one broker; no step puts the replicas of a
-partition into fewer racks than before; replicas on brokers that are neither targets nor drained (dead ones) stay where
-they are; a plan made from the result of a plan is empty.
+Invariants: a partition keeps its number of replicas unless another is asked for, and never has two on one broker; no
+step puts the replicas of a partition into fewer racks than before; replicas on brokers that are neither targets nor
+drained (dead ones) stay where they are; a plan made from the result of a plan is empty.
 """
 
 from __future__ import annotations
@@ -19,12 +19,15 @@ from itertools import islice
 from millrace.cluster.image import ClusterImage
 from millrace.cluster.reassignments import Reassignment
 from millrace.errors import ApiError, ErrorCode
+from millrace.model import NO_BROKER
 
 PartitionKey = tuple[str, int]
 
 
-def plan_balance(image: ClusterImage, *, brokers_in: Collection[int], drain: Collection[int]) -> list[Reassignment]:
-    """The moves that leave `drain` empty and share everything else evenly among `brokers_in`.
+def plan_balance(
+    image: ClusterImage, *, brokers_in: Collection[int], drain: Collection[int], factor: int | None = None
+) -> list[Reassignment]:
+    """The moves that leave `drain` empty and share everything else evenly among `brokers_in`, with `factor` replicas.
 
     ApiError INVALID_REPLICATION_FACTOR where a partition has more replicas than there would be brokers for it.
     """
@@ -36,6 +39,8 @@ def plan_balance(image: ClusterImage, *, brokers_in: Collection[int], drain: Col
     shares = _Shares(sorted(set(brokers_in) - set(drain)), racks)
     for key in sorted(before):
         shares.add(key, list(before[key]))
+    if factor is not None:
+        shares.resize(factor)
     shares.empty(set(drain))
     shares.spread_racks()
     shares.even_replicas()
@@ -75,13 +80,34 @@ class _Shares:
         self.count[target] += 1
 
     def racks_after(self, key: PartitionKey, source: int, target: int) -> int:
-        """How many racks the partition would be in with `target` in the place of `source`."""
-        return len({self.racks.get(target if replica == source else replica, "") for replica in self.replicas[key]})
+        """How many racks the partition would be in with `target` in the place of `source`, or beside all others."""
+        others = [replica for replica in self.replicas[key] if replica != source]
+        return len({self.racks.get(replica, "") for replica in (*others, target)})
 
     def racks_of(self, key: PartitionKey) -> int:
         return len({self.racks.get(replica, "") for replica in self.replicas[key]})
 
     # --- the steps ----------------------------------------------------------------------------------------------------
+
+    def resize(self, factor: int) -> None:
+        """Give every partition so many replicas; those go first that cannot stay, and then the last."""
+        for key in sorted(self.replicas):
+            replicas = self.replicas[key]
+            while len(replicas) > factor:
+                gone = next((replica for replica in reversed(replicas) if replica not in self.targets), replicas[-1])
+                replicas.remove(gone)
+                self.held[gone][key[0]].discard(key)
+                self.count[gone] -= 1
+            while len(replicas) < factor:
+                free = [broker for broker in self.targets if broker not in replicas]
+                if not free:
+                    text = f"{factor} replicas of {key[0]}-{key[1]} need {factor} brokers that run"
+                    raise ApiError(ErrorCode.INVALID_REPLICATION_FACTOR, text)
+                # With nobody in its place, a newcomer counts the racks that there would be.
+                best = min(free, key=lambda broker: self._cost(key, NO_BROKER, broker))
+                replicas.append(best)
+                self.held[best][key[0]].add(key)
+                self.count[best] += 1
 
     def empty(self, drained: set[int]) -> None:
         for key in sorted(self.replicas):

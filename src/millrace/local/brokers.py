@@ -16,7 +16,7 @@ from typing import Final
 
 from millrace.clock import SystemClock
 from millrace.errors import MillraceError
-from millrace.local.children import last_line, spawn
+from millrace.local.children import StartTimeout, last_line, spawn
 
 START_TIMEOUT_S: Final = 60.0
 STOP_TIMEOUT_S: Final = 20.0
@@ -88,13 +88,13 @@ class BrokerProcess:
             )
 
     def wait_until_ready(self, timeout_s: float = START_TIMEOUT_S) -> str:
-        """Return where it answers as soon as it does; BrokerFailed with the reason if it ends or takes too long."""
+        """Return where it answers as soon as it does; BrokerFailed with the reason if it ends, StartTimeout."""
         deadline = self._clock.monotonic() + timeout_s
         while not self.is_ready():
             if self._process is None or self._process.poll() is not None:
                 raise BrokerFailed(f"broker {self.broker_id} did not start: {last_line(self.log_path) or 'no output'}")
             if self._clock.monotonic() > deadline:
-                raise BrokerFailed(
+                raise StartTimeout(
                     f"broker {self.broker_id} was not ready within {timeout_s:.0f} s; see {self.log_path}"
                 )
             self._pause.wait(_POLL_S)

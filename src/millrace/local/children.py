@@ -23,6 +23,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Final
 
+from millrace.errors import MillraceError
+
 _OUTGOING_PORTS: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _USUAL_FIRST_OUTGOING_PORT: Final = 32768
 _LOWEST_PORT: Final = 15_000
@@ -39,6 +41,10 @@ for ignored_by_python in (signal.SIGPIPE, signal.SIGXFSZ):
 os.execv(program, command)
 """
 """A part of every start, so it imports little; `-I -S` keep the environment of the command away from it."""
+
+
+class StartTimeout(MillraceError):
+    """A child lives but did not become ready; its log is all there is to say why."""
 
 
 def spawn(
@@ -85,7 +91,7 @@ def free_ports(host: str, count: int) -> list[int]:
     ports: list[int] = []
     while len(ports) < count:
         port = random.randrange(_LOWEST_PORT, max(end, _LOWEST_PORT + 1000))  # noqa: S311 - not a secret
-        if port not in ports and _is_free(host, port):
+        if port not in ports and is_free(host, port):
             ports.append(port)
     return ports
 
@@ -97,7 +103,8 @@ def _first_outgoing_port() -> int:
         return _USUAL_FIRST_OUTGOING_PORT
 
 
-def _is_free(host: str, port: int) -> bool:
+def is_free(host: str, port: int) -> bool:
+    """Whether nobody listens there now."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         socket.create_server((host, port), family=family).close()

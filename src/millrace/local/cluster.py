@@ -2,21 +2,27 @@
 
 Files, below the directory it is given: `zookeeper/` (see `local.zookeeper`) and, for each broker, `broker-ID/` with
 `server.properties` (written at every start), `data`, `pid` and `log`. Ids count from 1, ports from the given one.
-Not here: what to do when a broker ends (`cli.up`).
+Not here: what to do when a broker ends (`cli.up`), what a folder holds and who uses it (`local.folder`).
+
+Where broker 1 has been alone so far, its metadata moves to ZooKeeper before any broker starts (`cluster.migration`).
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
 from millrace.clock import SystemClock
+from millrace.cluster.image import ClusterImage
+from millrace.cluster.migration import is_single, migrate
 from millrace.errors import ConfigError
 from millrace.local.brokers import START_TIMEOUT_S, STOP_TIMEOUT_S, BrokerProcess, write_properties
-from millrace.local.children import free_ports
+from millrace.local.children import free_ports, is_free
 from millrace.local.zookeeper import ZooKeeperServers
+from millrace.metadata.zookeeper import ZooKeeperStore
 
 _CONNECTION_TIMEOUT_MS: Final = 30_000
 """Brokers start beside ZooKeeper and wait for it, on a busy machine for a while."""
@@ -59,10 +65,15 @@ class LocalCluster:
         self.directory = directory.absolute()
         self.zookeeper = None if zookeeper else ZooKeeperServers(self.directory / "zookeeper", zookeeper_nodes)
         self.zookeeper_hosts = zookeeper or (self.zookeeper.hosts if self.zookeeper else "")
+        self.migrated: ClusterImage | None = None
+        """What a broker that was alone brought along, if this start took it over."""
+        self._host = host
         ports = [port + number for number in range(brokers)] if port else free_ports(host, brokers)
+        self._ports = dict(enumerate(ports, start=1))
         self._settings = {**cluster_defaults(brokers), **(settings or {})}
         self.brokers = {
-            broker_id: self._prepare(broker_id, host, each, log_level) for broker_id, each in enumerate(ports, start=1)
+            broker_id: BrokerProcess(broker_id, self._home(broker_id) / "server.properties", log_level=log_level)
+            for broker_id in self._ports
         }
 
     def __repr__(self) -> str:
@@ -88,15 +99,31 @@ class LocalCluster:
 
     def start(self, timeout_s: float = START_TIMEOUT_S) -> str:
         """Start everything at once and return the addresses when every broker answers."""
+        for port in self._ports.values():
+            if not is_free(self._host, port):
+                raise ConfigError(f"port {port} is already in use on {self._host}: choose another")
         if self.zookeeper is not None:
             self.zookeeper.launch()
-        for broker in self.brokers.values():
+        if is_single(self._home(1) / "data"):
+            self._take_over_single()
+        for broker_id, broker in self.brokers.items():
+            write_properties(broker.config_path, self._properties(broker_id))
             broker.launch()
         if self.zookeeper is not None:
             self.zookeeper.wait_until_ready()
         for broker in self.brokers.values():
             broker.wait_until_ready(timeout_s)
         return self.bootstrap
+
+    def _take_over_single(self) -> None:
+        if self.zookeeper is not None:
+            self.zookeeper.wait_until_ready()
+
+        async def move() -> ClusterImage:
+            store = ZooKeeperStore(self.zookeeper_hosts, connection_timeout_ms=_CONNECTION_TIMEOUT_MS)
+            return await migrate(self._home(1) / "data", 1, store, self._clock)
+
+        self.migrated = asyncio.run(move())
 
     def stop(self) -> None:
         """Stop the brokers cleanly, all at once, and then ZooKeeper, which they need for that."""
@@ -116,16 +143,16 @@ class LocalCluster:
             for node in self.zookeeper.nodes:
                 self.zookeeper.kill(node)
 
-    def _prepare(self, broker_id: int, host: str, port: int, log_level: str) -> BrokerProcess:
-        home = self.directory / f"broker-{broker_id}"
-        address = f"[{host}]" if ":" in host else host
-        values = {
+    def _home(self, broker_id: int) -> Path:
+        return self.directory / f"broker-{broker_id}"
+
+    def _properties(self, broker_id: int) -> dict[str, str]:
+        address = f"[{self._host}]" if ":" in self._host else self._host
+        return {
             "node.id": str(broker_id),
-            "listeners": f"PLAINTEXT://{address}:{port}",
-            "log.dirs": str(home / "data"),
+            "listeners": f"PLAINTEXT://{address}:{self._ports[broker_id]}",
+            "log.dirs": str(self._home(broker_id) / "data"),
             "zookeeper.connect": self.zookeeper_hosts,
             "zookeeper.connection.timeout.ms": str(_CONNECTION_TIMEOUT_MS),
             **self._settings,
         }
-        write_properties(home / "server.properties", values)
-        return BrokerProcess(broker_id, home / "server.properties", log_level=log_level)

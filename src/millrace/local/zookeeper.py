@@ -21,7 +21,7 @@ from typing import Final, Self
 
 from millrace.clock import SystemClock
 from millrace.errors import ConfigError, MillraceError
-from millrace.local.children import free_ports, last_line, spawn
+from millrace.local.children import StartTimeout, free_ports, last_line, spawn
 from millrace.local.java import find_java
 
 START_TIMEOUT_S: Final = 30.0
@@ -125,7 +125,7 @@ class ZooKeeperServers:
             self._launch(each)
 
     def wait_until_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Return when every running server answers; ZooKeeperFailed with the reason if one ends or takes too long."""
+        """Return when every running server answers; ZooKeeperFailed with the reason if one ends, StartTimeout."""
         deadline = self._clock.monotonic() + timeout_s
         waiting = [node for node in self.nodes if node in self._processes]
         while waiting:
@@ -133,7 +133,7 @@ class ZooKeeperServers:
             for node in waiting:
                 self._check_alive(node)
             if waiting and self._clock.monotonic() > deadline:
-                raise ZooKeeperFailed(
+                raise StartTimeout(
                     f"ZooKeeper did not answer within {timeout_s:.0f} s; see {self.log_path(waiting[0])}"
                 )
             if waiting:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from millrace.cli import moves, reassign
+from millrace.cli import cluster_health, moves, reassign
 from millrace.cli.cluster_state import health
 from millrace.cli.output import CommandError
 from millrace.cli.root import run
@@ -109,6 +109,9 @@ class Commands:
         assert run(["cluster", *argv, "--bootstrap", self._broker.bootstrap]) == exit_code
         captured = self._capsys.readouterr()
         return captured.out, captured.err
+
+    def answer(self, key: ApiKey, answer: Callable[[Any], Any]) -> None:
+        self._broker.answers[key] = answer
 
     def json(self, *argv: str) -> Any:
         return json.loads(self(*argv, "--json")[0])
@@ -224,6 +227,88 @@ def test_moves_do_not_count_as_missing_replicas() -> None:
     assert health(image_of(a=[moving])).under_replicated == ()
     assert health(image_of(a=[moving])).reassigning == (TopicPartition("a", 0),)
     assert health(image_of(a=[replace(moving, isr=(2,))])).under_replicated == (TopicPartition("a", 0),)
+
+
+def test_a_topic_with_fewer_replicas_than_have_to_be_in_sync_is_not_short_of_any() -> None:
+    """As its leader counts; so is a topic that came with a single broker into a cluster."""
+    wanted = ConfigChanged(ResourceType.TOPIC, "a", (("min.insync.replicas", "2"),))
+    alone = PartitionState((1,), (1,), 1)
+    assert health(image_of(a=[alone]).apply((wanted,))).is_good
+    assert not health(image_of(fenced=(1,), a=[alone]).apply((wanted,))).is_good
+
+
+# -------------------------------------------------------------------------------------------------------------- health
+
+
+def test_a_healthy_cluster(cluster: Commands) -> None:
+    cluster.cluster(a=[GOOD, GOOD], b=[PartitionState((3, 1, 2), (1, 2), 1, adding=(3,), removing=(2,))])
+    assert cluster("health") == ("healthy: 3 brokers, 2 topics, 3 partitions\n", "")
+    told = cluster.json("health")
+    assert told["healthy"] and told["problems"] == [] and told["live_brokers"] == told["brokers"] == 3
+
+
+def test_a_line_for_each_problem_and_an_exit_code(cluster: Commands) -> None:
+    controller = cluster.cluster(
+        fenced=(2,),
+        a=[PartitionState((1, 2), (1,), 1), PartitionState((2,), (2,), -1), GOOD],
+        b=[PartitionState((1, 2, 3), (1, 3), 1), PartitionState((1, 3), (1, 3), 1)],
+    )
+    wanted = ConfigChanged(ResourceType.TOPIC, "a", (("min.insync.replicas", "2"),))
+    controller._view.image = controller.image.apply((wanted,), 78)
+    out, _ = cluster("health", exit_code=1)
+    assert out.splitlines() == [
+        "broker 2 is not running (if it is gone for good: millrace cluster remove 2)",
+        "a-0: under min.insync.replicas, acks=all is refused; replicas 1,2, in sync 1",
+        "a-1: no leader; broker 2, the last in sync, is not running",
+        "a-2: under min.insync.replicas, acks=all is refused; replicas 1,2, in sync 1,2",
+        "b-0: under-replicated; replicas 1,2,3, in sync 1,3",
+    ]
+    told = json.loads(cluster("health", "--json", exit_code=1)[0])
+    assert not told["healthy"] and told["live_brokers"] == 2
+    assert [one["problem"] for one in told["problems"]] == [
+        "broker-missing", "under-min-isr", "no-leader", "under-min-isr", "under-replicated",
+    ]  # fmt: skip
+    assert told["problems"][0]["broker"] == 2
+    assert (told["problems"][2]["topic"], told["problems"][2]["partition"]) == ("a", 1)
+
+
+def test_directories_that_cannot_be_used_are_problems(cluster: Commands) -> None:
+    cluster.cluster(a=[GOOD])
+    result = DescribeLogDirsResponse.DescribeLogDirsResult
+    answers = iter(
+        [
+            [result(log_dir="/one"), result(log_dir="/two", error_code=ErrorCode.KAFKA_STORAGE_ERROR)],
+            [result(log_dir="/three")],
+            [result(log_dir="/four")],
+        ]
+    )
+    cluster.answer(ApiKey.DESCRIBE_LOG_DIRS, lambda _: DescribeLogDirsResponse(results=next(answers)))
+    out, _ = cluster("health", exit_code=1)
+    assert out == "broker 1: log directory /two is offline (KAFKA_STORAGE_ERROR)\n"
+
+
+def test_watching_tells_what_changes_until_ctrl_c(cluster: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+    controller = cluster.cluster(a=[GOOD])
+    looks = itertools.count()
+
+    class Pause:
+        def wait(self, _: float) -> None:
+            match next(looks):
+                case 1:
+                    lost = PartitionChanged(controller.image.topics["a"].topic_id, 0, replace(GOOD, isr=(1,)))
+                    controller._view.image = controller.image.apply((lost,))
+                case 3:
+                    raise KeyboardInterrupt
+
+    monkeypatch.setattr(cluster_health, "_pause", Pause())
+    first, second = cluster("health", "--watch", exit_code=1)[0].splitlines()
+    assert first.endswith(" healthy: 3 brokers, 1 topic, 1 partition")
+    assert second.endswith(" a-0: under-replicated; replicas 1,2, in sync 1")
+
+
+def test_a_cluster_that_is_away_is_not_healthy(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["cluster", "health", "--bootstrap", "127.0.0.1:1"]) == 1
+    assert "no broker answers" in capsys.readouterr().err
 
 
 # --------------------------------------------------------------------------------------------------------------- elect
@@ -347,6 +432,20 @@ def test_a_plan_is_shown_done_and_its_leaders_follow(cluster: Commands, tmp_path
     states = controller.image.topics["a"].partitions
     assert [(state.replicas, state.leader) for state in states] == [((3, 2), 3), ((1, 3), 1), ((1, 2), 1)]
     assert cluster("reassign", "--file", file, "--yes")[0] == "nothing to move\n"
+
+
+def test_topics_get_more_replicas(cluster: Commands) -> None:
+    alone = PartitionState((1,), (1,), 1)
+    controller = cluster.cluster(a=[alone] * 3, b=[alone], __consumer_offsets=[alone])
+    cluster("reassign", "--replication-factor", "2", "--topic", "b", "--yes")
+    assert [len(state.replicas) for _, _, state in controller.image.partitions()].count(2) == 1
+    cluster("reassign", "--replication-factor", "3", "--yes")
+    found = {
+        topic.name: [set(state.replicas) for state in topic.partitions] for topic in controller.image.topics.values()
+    }
+    assert found == {"a": [{1, 2, 3}] * 3, "b": [{1, 2, 3}], "__consumer_offsets": [{1}]}
+    assert "4 replicas of a-0 need 4 brokers" in cluster("reassign", "--replication-factor", "4", exit_code=1)[1]
+    assert "exclude each other" in cluster("reassign", "--replication-factor", "2", "--status", exit_code=2)[1]
 
 
 def test_a_limit_is_set_before_the_move_and_taken_off_after_it(cluster: Commands, tmp_path: Path) -> None:

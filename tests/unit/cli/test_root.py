@@ -20,8 +20,9 @@ SUBCOMMANDS = [
     *(["groups", verb] for verb in ("list", "describe", "reset", "delete")),
     *(["queues", verb] for verb in ("list", "describe", "reset")),
     *(["pipeline", verb] for verb in ("list", "show", "copy", "run")),
-    *(["cluster", verb] for verb in ("describe", "elect", "reassign", "remove")),
+    *(["cluster", verb] for verb in ("describe", "health", "elect", "reassign", "remove")),
     ["log", "dump"],
+    *(["profile", verb] for verb in ("list", "show", "set", "use", "unset")),
 ]
 
 
@@ -38,7 +39,7 @@ def test_every_command_has_help(words: list[str], capsys: pytest.CaptureFixture[
     assert run([*words, "--help"]) == 0
     out = capsys.readouterr().out
     assert f"Usage: millrace {' '.join(words)}" in out
-    if words not in (["topics"], ["groups"], ["queues"], ["log"], ["pipeline"], ["cluster"]):
+    if words not in (["topics"], ["groups"], ["queues"], ["log"], ["pipeline"], ["cluster"], ["profile"]):
         assert "Example" in out
 
 
@@ -64,7 +65,7 @@ def test_a_bare_noun_shows_its_help_once(argv: list[str], capsys: pytest.Capture
     ("argv", "says"),
     [
         (["tpoics", "list"], "did you mean 'topics'?"),
-        (["frobnicate"], "the commands are up, broker"),
+        (["frobnicate"], "the commands are up, down"),
         (["cluster", "elect", "--partition", "1"], "--partition needs --topic"),
         (["cluster", "reassign", "--status", "--drain", "1"], "exclude each other"),
         (["cluster", "reassign", "--add-brokers", "four"], "--add-brokers wants ids such as 4,5"),

@@ -2,60 +2,31 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+from confluent_kafka import Consumer, Producer
+from confluent_kafka.admin import AdminClient, NewTopic
 
+from millrace.cli.output import CommandError
 from millrace.cli.root import run
-from millrace.cli.up import Supervision
+from millrace.cli.up import Start, Supervision, what_to_start
 from millrace.clock import ManualClock
+from millrace.local.brokers import BrokerFailed, BrokerProcess, write_properties
+from millrace.local.folder import Folder
+from millrace.local.zookeeper import ZooKeeperServers
 from support.servers import answers
-
-SRC = Path(__file__).resolve().parents[3] / "src"
-
-
-class Up:
-    """`millrace up` as a process, and what it has printed."""
-
-    def __init__(self, directory: Path, *options: str) -> None:
-        self.data = directory / "data"
-        self.errors = directory / "stderr"
-        with self.errors.open("wb") as errors:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "millrace", "up", "--port", "0", "--data", str(self.data), *options],
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join([str(SRC), os.environ.get("PYTHONPATH", "")])},
-            )
-
-    def ready(self) -> list[int]:
-        """The ports, once it is ready."""
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert line.startswith("ready bootstrap="), self.errors.read_text()
-        return [int(address.rpartition(":")[2]) for address in line.removeprefix("ready bootstrap=").split(",")]
-
-    def pid(self, broker_id: int) -> int | None:
-        try:
-            return int((self.data / f"broker-{broker_id}" / "pid").read_text())
-        except (FileNotFoundError, ValueError):
-            return None
-
-    def children(self) -> list[psutil.Process]:
-        return psutil.Process(self.process.pid).children()
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.communicate()
+from support.up import ENVIRONMENT, Up, wait_for
 
 
 @pytest.fixture
@@ -69,13 +40,6 @@ def up(tmp_path: Path) -> Iterator[Callable[..., Up]]:
     yield start
     for each in started:
         each.close()
-
-
-def wait_for(condition: Callable[[], bool], timeout_s: float = 60) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.02)
 
 
 def test_a_cluster_is_started_looked_after_and_stopped(up: Callable[..., Up]) -> None:
@@ -133,12 +97,229 @@ def test_a_broker_that_cannot_start_ends_everything(up: Callable[..., Up], tmp_p
     assert line.startswith("millrace: error: broker 2 did not start: ")
 
 
-def test_the_data_of_a_single_broker_is_not_taken_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "broker-1" / "data").mkdir(parents=True)
-    (tmp_path / "broker-1" / "data" / "metadata.db").touch()
-    assert run(["up", "--brokers", "2", "--data", str(tmp_path)]) == 1
-    assert "holds the data of a single broker" in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == ["broker-1"]
+# --- what a folder holds decides what is started in it ----------------------------------------------------------------
+
+
+def produce(port: int, topic: str, values: list[str]) -> None:
+    producer = Producer({"bootstrap.servers": f"127.0.0.1:{port}"})
+    for value in values:
+        producer.produce(topic, value)
+    assert producer.flush(30) == 0
+
+
+def consume(port: int, topic: str, group: str, count: int, start: str = "earliest") -> list[str]:
+    """So many records of a topic as a member of a group, which commits them."""
+    settings = {"bootstrap.servers": f"127.0.0.1:{port}", "group.id": group, "auto.offset.reset": start}
+    consumer = Consumer({**settings, "enable.auto.commit": False})
+    try:
+        consumer.subscribe([topic])
+        messages = consumer.consume(count, timeout=60)
+        assert all(message.error() is None for message in messages) and len(messages) == count
+        consumer.commit(asynchronous=False)
+        return [message.value().decode() for message in messages]
+    finally:
+        consumer.close()
+
+
+Describe = Callable[..., Any]
+
+
+@pytest.fixture
+def described(capsys: pytest.CaptureFixture[str]) -> Describe:
+    """What `millrace NOUN describe [NAME] --json` says."""
+
+    def describe(port: int, *words: str) -> Any:
+        capsys.readouterr()
+        noun, *names = words
+        assert run([noun, "describe", *names, "--json", "--bootstrap", f"127.0.0.1:{port}"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    return describe
+
+
+def test_a_single_broker_grows_into_a_cluster_and_nothing_is_lost(up: Callable[..., Up], described: Describe) -> None:
+    alone = up()
+    (port,) = alone.ready()
+    admin = AdminClient({"bootstrap.servers": f"127.0.0.1:{port}"})
+    wanted = NewTopic("orders", 3, 1, config={"retention.ms": "123456789"})
+    admin.create_topics([wanted, NewTopic("empty", 2, 1)])["orders"].result(30)
+    produce(port, "orders", [f"order {number}" for number in range(300)])
+    read = consume(port, "orders", "billing", 100)
+    (before,) = described(port, "topics", "orders")
+    cluster_id = described(port, "cluster")["cluster_id"]
+    alone.stop()
+
+    cluster = up("--brokers", "3")
+    ports = cluster.ready()
+    assert "their metadata moves to ZooKeeper, once" in (said := cluster.errors.read_text())
+    assert "2 topics came along, on broker 1" in said
+    seen = described(ports[2], "cluster")
+    assert seen["cluster_id"] == cluster_id and len(seen["brokers"]) == 3 and not seen["offline"]
+    (after,) = described(ports[2], "topics", "orders")
+    assert after["configs"]["retention.ms"] == "123456789"
+
+    def ends(topic: dict[str, Any]) -> list[Any]:
+        return [
+            (one["partition"], one["leader"], one["start_offset"], one["end_offset"]) for one in topic["partitions"]
+        ]
+
+    assert ends(after) == ends(before)
+    assert len(described(ports[1], "topics", "empty")[0]["partitions"]) == 2
+    rest = consume(ports[1], "orders", "billing", 200)
+    assert sorted(read + rest) == sorted(f"order {number}" for number in range(300)), "the group goes on"
+    produce(ports[2], "orders", ["acks=all is taken, although min.insync.replicas is 2 now"])
+    produce(ports[2], "made-now", ["new"])
+    (made,) = described(ports[0], "topics", "made-now")
+    assert len(made["partitions"][0]["replicas"]) == 3
+    # What groups have committed does not hang on broker 1 for long.
+    wait_for(lambda: len(described(ports[0], "topics", "__consumer_offsets")[0]["partitions"][0]["isr"]) == 3)
+    cluster.stop()
+
+    again = up()  # as many as there were
+    ports = again.ready()
+    assert len(ports) == 3 and "starting all its 3 brokers" in again.errors.read_text()
+    assert consume(ports[0], "orders", "another", 301)[0].startswith("order")
+    again.stop()
+
+
+def test_a_single_broker_grows_into_a_cluster_with_the_users_own_zookeeper(
+    up: Callable[..., Up], tmp_path: Path
+) -> None:
+    alone = up()
+    (port,) = alone.ready()
+    produce(port, "orders", ["one"])
+    alone.stop()
+    with ZooKeeperServers(tmp_path / "ensemble") as ensemble:
+        cluster = up("--brokers", "2", "--zookeeper", f"{ensemble.hosts}/mine")
+        assert consume(cluster.ready()[1], "orders", "readers", 1) == ["one"]
+        cluster.stop()
+        assert not (cluster.data / "zookeeper").exists()
+        again = up()  # the folder knows how many there were, and with which ZooKeeper
+        ports = again.ready()
+        assert len(ports) == 2 and consume(ports[0], "orders", "others", 1) == ["one"]
+        again.stop()
+
+
+def test_a_broker_of_a_service_takes_its_metadata_to_zookeeper(tmp_path: Path) -> None:
+    config = tmp_path / "server.properties"
+    alone = {"broker.id": "7", "listeners": "PLAINTEXT://127.0.0.1:0", "log.dirs": str(tmp_path / "data")}
+    write_properties(config, alone)
+    broker = BrokerProcess(7, config)
+    try:
+        port = int(broker.start().rpartition(":")[2])
+        produce(port, "orders", ["one"])
+        broker.terminate()
+        with ZooKeeperServers(tmp_path / "ensemble") as ensemble:
+            write_properties(config, {**alone, "zookeeper.connect": ensemble.hosts})
+            with pytest.raises(
+                BrokerFailed, match="is the metadata of a broker without ZooKeeper, and would not count"
+            ):
+                broker.start()
+            command = [sys.executable, "-m", "millrace", "broker", "--config", str(config), "--migrate"]
+            for _ in range(2):  # the second time there is nothing left to move
+                with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as process:
+                    assert process.stdout is not None
+                    port = int(process.stdout.readline().rpartition(":")[2])
+                    assert consume(port, "orders", f"readers-{port}", 1) == ["one"]
+                    process.terminate()
+                    assert process.wait(60) == 0
+    finally:
+        broker.kill()
+    assert run(["broker", "--config", str(config), "--migrate", "--set", "zookeeper.connect="]) == 2
+
+
+def test_a_single_broker_that_was_killed_grows_too(up: Callable[..., Up]) -> None:
+    alone = up()
+    (port,) = alone.ready()
+    produce(port, "orders", ["one"])
+    alone.process.kill()
+    alone.process.wait()
+    assert (alone.data / "broker-1" / "data" / "metadata.db-wal").exists()
+    ports = up("--brokers", "2").ready()
+    assert consume(ports[1], "orders", "readers", 1) == ["one"]
+
+
+def test_a_start_that_is_killed_on_its_way_leaves_one_broker_or_a_cluster(up: Callable[..., Up]) -> None:
+    alone = up()
+    (port,) = alone.ready()
+    produce(port, "orders", ["one"])
+    alone.stop()
+    ends: list[Callable[[Up], bool]] = [
+        lambda it: (it.data / "zookeeper" / "1" / "log").exists(),
+        lambda it: (it.data / "zookeeper" / "1" / "data" / "version-2").exists(),
+        lambda it: not (it.data / "broker-1" / "data" / "metadata.db").exists(),
+    ]
+    for number, moment in enumerate(ends):
+        growing = up("--brokers", "2")
+        wait_for(lambda moment=moment, growing=growing: moment(growing))  # type: ignore[misc]
+        children = growing.children()
+        growing.process.kill()
+        growing.process.wait()
+        psutil.wait_procs(children, timeout=60)  # they end with it
+        again = up()
+        ports = again.ready()
+        assert consume(ports[0], "orders", f"readers-{number}", 1) == ["one"]
+        again.stop()
+    assert len(up("--brokers", "2").ready()) == 2
+
+
+def test_a_failed_start_takes_back_what_it_made(up: Callable[..., Up], tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for brokers in ("1", "2"):
+            failed = up("--brokers", brokers, "--port", str(port))
+            assert failed.process.wait(60) == 1
+            assert f"port {port} is already in use on 127.0.0.1" in failed.errors.read_text()
+            assert not failed.data.exists()
+    (failed.data / "broker-2").mkdir(parents=True)
+    (failed.data / "broker-2" / "notes").write_text("mine")
+    failed = up("--brokers", "2", "--set", "log.dirs=/dev/null/nowhere")
+    assert failed.process.wait(60) == 1
+    assert [path.name for path in failed.data.iterdir() if path.name != "up.lock"] == ["broker-2"]
+    assert (failed.data / "broker-2" / "notes").read_text() == "mine"
+
+
+def test_a_failed_start_keeps_what_was_there(up: Callable[..., Up]) -> None:
+    alone = up()
+    (port,) = alone.ready()
+    produce(port, "orders", ["one"])
+    alone.stop()
+    with (alone.data / "broker-1" / "data" / ".lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # as if the broker ran: its metadata cannot be moved
+        failed = up("--brokers", "2")
+        assert failed.process.wait(60) == 1
+    assert "is in use by another broker" in failed.errors.read_text()
+    assert not (failed.data / "broker-2").exists() and not (failed.data / "zookeeper").exists()
+    (port,) = up().ready()
+    assert consume(port, "orders", "readers", 1) == ["one"]
+
+
+def test_logs_without_their_metadata_are_not_served_as_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "broker-1" / "data" / "orders-0").mkdir(parents=True)
+    assert run(["up", "--data", str(tmp_path), "--port", "0"]) == 1
+    assert "holds logs whose metadata is in a ZooKeeper: say in which" in capsys.readouterr().err
+    assert (tmp_path / "broker-1" / "data" / "orders-0").is_dir()
+
+
+def test_what_is_started_depends_on_what_is_there(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    assert what_to_start(folder, None, None) == Start(1, is_single=True)
+    assert what_to_start(folder, 3, None) == Start(3)
+    assert what_to_start(folder, None, "zk:2181") == Start(1, zookeeper="zk:2181")
+    for broker_id in (1, 2, 3):
+        folder.data(broker_id).mkdir(parents=True)
+        (folder.home(broker_id) / "server.properties").write_text("zookeeper.connect=zk:2181/here\n")
+    found = what_to_start(folder, None, None)
+    assert (found.brokers, found.zookeeper, found.is_single) == (3, "zk:2181/here", False)
+    assert "starting all its 3 brokers" in found.remark
+    assert "and only 1 will run" in what_to_start(folder, 1, None).remark
+    assert what_to_start(folder, 4, None) == Start(4, zookeeper="zk:2181/here")
+    folder.zookeeper.mkdir()
+    assert what_to_start(folder, None, None).zookeeper is None
+    with pytest.raises(CommandError, match="has a ZooKeeper of its own"):
+        what_to_start(folder, None, "zk:2181")
 
 
 # --- looking after, with processes that are not there ----------------------------------------------------------------

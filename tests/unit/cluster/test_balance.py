@@ -77,6 +77,27 @@ def test_a_drained_broker_is_empty_afterwards() -> None:
     assert copies(image, after) == 6
 
 
+def test_more_replicas_are_spread_over_brokers_and_racks() -> None:
+    image = with_topics(cluster_of(1, 2, 3), [[(1,)] * 6])
+    after = moved(image, plan_balance(image, brokers_in={1, 2, 3}, drain=set(), factor=3))
+    assert all(set(held) == {1, 2, 3} for held in replicas(after).values())
+    assert leader_spread(after, {1, 2, 3}) == 0 and copies(image, after) == 12
+    assert plan_balance(after, brokers_in={1, 2, 3}, drain=set(), factor=3) == []
+
+
+def test_fewer_replicas_are_those_that_can_stay() -> None:
+    image = with_topics(cluster_of(1, 2, 3), [[(3, 1, 2), (1, 2, 3), (2, 1, 3)]])
+    after = moved(image, plan_balance(image, brokers_in={1, 2}, drain=set(), factor=2))
+    assert all(set(held) == {1, 2} for held in replicas(after).values()) and copies(image, after) == 0
+
+
+def test_more_replicas_than_brokers_cannot_be() -> None:
+    image = with_topics(cluster_of(1, 2, 3), [[(1,)]])
+    with pytest.raises(ApiError, match="3 replicas of t0-0 need 3 brokers that run") as caught:
+        plan_balance(image, brokers_in={1, 2}, drain=set(), factor=3)
+    assert caught.value.code is ErrorCode.INVALID_REPLICATION_FACTOR
+
+
 def test_a_broker_that_is_needed_cannot_be_drained() -> None:
     image = with_topics(cluster_of(1, 2, 3), [[(1, 2, 3)]])
     with pytest.raises(ApiError) as caught:
