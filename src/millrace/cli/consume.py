@@ -174,6 +174,9 @@ def consume(
                 stop_offsets = _unfinished(stop_offsets, {one.partition: one.offset for one in begin})
             consumer.assign(begin)
         else:
+            from millrace.cli.queue_consume import refuse_queue
+
+            refuse_queue(bootstrap, name_values(client, "--client"), group)
             consumer.subscribe([topic])
             if stop_offsets is not None:
                 stop_offsets = {index: end for index, end in stop_offsets.items() if end > 0}

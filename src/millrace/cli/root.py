@@ -32,6 +32,7 @@ NOUNS: Final = (
     "consume",
     "groups",
     "queues",
+    "configs",
     "log",
     "pipeline",
     "demo",
