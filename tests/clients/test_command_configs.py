@@ -10,7 +10,6 @@ import pytest
 from clients.test_command_line import CommandLine
 from millrace.testing import Cluster
 
-
 pytestmark = pytest.mark.parametrize("cluster", [3], ids=["3-brokers"], indirect=True)
 
 
