@@ -41,7 +41,7 @@ _CHOICES: Final = "--topic, --group, --broker, --brokers or --loggers"
 )
 def get(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", show_default=False, help="Only these settings.")
+        list[str] | None, typer.Argument(metavar="NAME...", show_default=False, help="Only these settings.")
     ] = None,
     *,
     topic: Topic = None,

@@ -38,6 +38,8 @@ app = typer.Typer(
 )
 
 _TYPE: Final = "share"
+_LETTER_PREFIX: Final = "errors.deadletterqueue.topic.name.prefix"
+_MAKES_LETTER_TOPICS: Final = "errors.deadletterqueue.auto.create.topics.enable"
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,11 +254,11 @@ def _check_takes_dead_letters(cluster: ClusterClient, topic: str) -> None:
     exists = topic in cluster.topics([topic])
     takes = exists and config_values.read_value(cluster, config_values.topic(topic), TAKES_DEAD_LETTERS) == "true"
     rules = config_values.read_all(cluster, config_values.Resource(ResourceType.BROKER, str(cluster.broker_ids()[0])))
-    prefix, creates = (
-        rules[name].value if name in rules else None
-        for name in ("errors.deadletterqueue.topic.name.prefix", "errors.deadletterqueue.auto.create.topics.enable")
+    if _LETTER_PREFIX not in rules:
+        return  # a broker that knows no dead letters says so of the group's setting
+    settings = DeadLetterSettings(
+        name_prefix=rules[_LETTER_PREFIX].value or "", creates_topics=rules[_MAKES_LETTER_TOPICS].value == "true"
     )
-    settings = DeadLetterSettings(name_prefix=prefix or "", creates_topics=creates == "true")
     reason = unusable_reason(topic, source="", exists=exists, is_enabled=takes, settings=settings)
     if reason is None:
         return
