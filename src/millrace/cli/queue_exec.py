@@ -33,6 +33,8 @@ _FIRST_REST_S: Final = 1.0
 _LONGEST_REST_S: Final = 30.0
 _NAMED: Final = 5
 _REMEMBERED: Final = 10_000
+_LONGEST_VARIABLE: Final = 32 * 4096 - 2
+"""The most that Linux starts a program with: 32 pages for a variable, with its "=" and its zero byte."""
 _WORD: Final = re.compile(r"\s*([A-Za-z0-9_./+-]+)(?=\s|\Z)")
 
 
@@ -72,6 +74,8 @@ def check_command(command: str) -> None:
 
     Only what is certain: the syntax, and a first word that is plain. The rest its exit code tells.
     """
+    if not command.strip():  # a shell is content with nothing, and would accept every record
+        raise CommandError("--exec needs a command", exit_code=2)
     syntax = _shell("-n", "-c", command)
     if syntax.returncode:
         reason = syntax.stderr.decode(errors="replace").strip().splitlines()
@@ -143,7 +147,7 @@ def _end(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
 
 
 def environment(record: QueueRecord) -> dict[bytes, bytes]:
-    """What the command is told of a record. A value that an environment cannot hold (a zero byte) is left out."""
+    """What the command is told of a record. What an environment cannot hold (a zero byte, too long) is left out."""
     known: dict[str, bytes | None] = {
         "RECORD_TOPIC": record.partition.topic.encode(),
         "RECORD_PARTITION": b"%d" % record.partition.partition,
@@ -154,7 +158,11 @@ def environment(record: QueueRecord) -> dict[bytes, bytes]:
     }
     for header in record.record.headers:
         known.setdefault("RECORD_HEADER_" + re.sub(r"[^A-Z0-9]", "_", header.key.upper()), header.value)
-    return {name.encode(): value for name, value in known.items() if value is not None and b"\0" not in value}
+    return {
+        name.encode(): value
+        for name, value in known.items()
+        if value is not None and len(name) + len(value) <= _LONGEST_VARIABLE and b"\0" not in value
+    }
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from millrace.cli.output import CommandError
-from millrace.cli.queue_exec import Ending, Tally, check_command, ending_of, environment, exit_text, rest_s
+from millrace.cli.queue_exec import Ending, Tally, check_command, ending_of, environment, exit_text, rest_s, run_command
 from millrace.client.queue import QueueRecord
 from millrace.model import TopicPartition
 from millrace.records.decode import Header, Record
@@ -44,6 +44,13 @@ def test_the_environment_of_a_command() -> None:
     }
 
 
+@pytest.mark.parametrize(("length", "is_told"), [(131_060, True), (131_061, False), (1_000_000, False)])
+def test_what_is_too_long_for_an_environment_is_left_out(length: int, is_told: bool) -> None:
+    record = QueueRecord(TopicPartition("t", 0), Record(0, 0, b"k" * length, b"v", ()), 1)
+    command = f"cat > /dev/null; [ ${{#RECORD_KEY}} = {length if is_told else 0} ] && [ $RECORD_OFFSET = 0 ]"
+    assert run_command(command, b"v", record, tend=lambda: 60.0, is_asked_to_stop=lambda: False) == 0
+
+
 def test_rests_grow_and_are_bounded() -> None:
     assert [rest_s(failures) for failures in (1, 2, 3, 4, 5, 6, 100, 10_000)] == [1, 2, 4, 8, 16, 30, 30, 30]
 
@@ -73,6 +80,7 @@ def test_a_command_that_cannot_start(tmp_path: Path) -> None:
         (f"{plain} x", "cannot be started: not executable", 1),
         (str(tmp_path), "cannot be started: not found", 1),
         ("if true; then", "yntax error", 2),
+        (" ", "--exec needs a command", 2),
     ):
         with pytest.raises(CommandError, match=says) as caught:
             check_command(command)
