@@ -169,7 +169,7 @@ def _begins_at_the_end(client: ClusterClient, options: QueueOptions) -> bool:
         positions = positions_of(client, options.group)
     except ApiError as error:
         if error.code is not ErrorCode.GROUP_ID_NOT_FOUND:
-            raise
+            return False  # an old broker, or one that does not answer: whoever reads will hear of it
         positions = {}
     if any(each.topic == options.topic and found.start is not None for each, found in positions.items()):
         return False
@@ -284,6 +284,12 @@ class _Executor(_Reader):
         self._tally = Tally()
         self._failures = 0
         """One after another, of whichever records."""
+        self._whereabouts: str | None = None
+
+    def run(self, waiting: str | None) -> None:
+        super().run(waiting)
+        if self._tally.lost:  # asked here and not in `tell`, which also speaks when no broker answers any more
+            self._whereabouts = _whereabouts(self.client, self.options.group)
 
     @property
     def is_all_well(self) -> bool:
@@ -362,15 +368,15 @@ class _Executor(_Reader):
     def tell(self) -> None:
         for line in self._tally.lines():
             print_remark(line)
-        if self._tally.lost:
-            print_remark(_whereabouts(self.client, self.options.group))
+        if self._whereabouts is not None:
+            print_remark(self._whereabouts)
 
 
 def _delivery_limit(client: ClusterClient, group: str) -> int | None:
     """How often a record is delivered before it is given up; None where the broker does not say."""
     try:
         text = config_values.read_value(client, config_values.group(group), DELIVERY_LIMIT)
-        if text is None:  # before Kafka 4.3 it was the brokers' alone
+        if text is None:  # older brokers have one for all groups
             broker = config_values.Resource(ResourceType.BROKER, str(client.broker_ids()[0]))
             text = config_values.read_value(client, broker, f"group.{DELIVERY_LIMIT}")
     except ApiError:
