@@ -1,4 +1,7 @@
-"""A first record in and out, with confluent-kafka: python examples/produce_and_consume.py [HOST:PORT]"""
+"""A first record in and out, with confluent-kafka: python examples/produce_and_consume.py [HOST:PORT]
+
+Needs confluent-kafka, which is installed along with millrace.
+"""
 
 # ruff: noqa: T201
 
@@ -6,17 +9,20 @@ from __future__ import annotations
 
 import sys
 
-from confluent_kafka import Consumer, Producer
+try:
+    from confluent_kafka import Consumer, Producer
+except ModuleNotFoundError as missing:
+    sys.exit(f"there is no module {missing.name}; this example needs: pip install confluent-kafka")
 
 bootstrap = sys.argv[1] if len(sys.argv) > 1 else "localhost:9092"
-topic = "greetings"
+topic = "postcards"
 
 producer = Producer({"bootstrap.servers": bootstrap})
 for name in ("Ada", "Grace", "Edsger"):
     producer.produce(topic, key=name, value=f"hello, {name}")
 producer.flush()
 
-consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "readers", "auto.offset.reset": "earliest"})
+consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "postcard-readers", "auto.offset.reset": "earliest"})
 consumer.subscribe([topic])
 for _ in range(3):
     message = consumer.poll(10)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -26,6 +27,13 @@ def output_of(command: list[str], **variables: str) -> str:
     return done.stdout
 
 
+def error_of(command: list[str]) -> str:
+    done = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.stdout == ""
+    return done.stderr
+
+
 @pytest.fixture
 def bootstrap() -> Iterator[str]:
     """A broker without the topics of other tests."""
@@ -34,13 +42,60 @@ def bootstrap() -> Iterator[str]:
 
 
 def test_produce_and_consume(bootstrap: str) -> None:
-    lines = output_of([sys.executable, str(EXAMPLES / "produce_and_consume.py"), bootstrap]).splitlines()
-    assert lines == [f"greetings[0]@{number}: hello, {name}" for number, name in enumerate(("Ada", "Grace", "Edsger"))]
+    for first in (0, 3):  # as often as one likes
+        lines = output_of([sys.executable, str(EXAMPLES / "produce_and_consume.py"), bootstrap]).splitlines()
+        names = enumerate(("Ada", "Grace", "Edsger"), first)
+        assert lines == [f"postcards[0]@{offset}: hello, {name}" for offset, name in names]
 
 
 def test_consumer_group(bootstrap: str) -> None:
-    output = output_of([sys.executable, str(EXAMPLES / "consumer_group.py"), bootstrap])
-    assert output.startswith("300 orders handled: {'member-")
+    for _ in range(2):
+        output = output_of([sys.executable, str(EXAMPLES / "consumer_group.py"), bootstrap])
+        assert output.startswith("300 shipments handled: {'member-")
+
+
+def test_a_consumer_group_that_is_a_queue_is_told_at_once(bootstrap: str) -> None:
+    millrace = [sys.executable, "-m", "millrace"]
+    output_of([*millrace, "topics", "create", "shipments", "--partitions", "6"], MILLRACE_BOOTSTRAP=bootstrap)
+    queue = ["consume", "shipments", "--queue", "dispatchers", "--timeout", "0.1"]
+    output_of([*millrace, *queue], MILLRACE_BOOTSTRAP=bootstrap)
+    error = error_of([sys.executable, str(EXAMPLES / "consumer_group.py"), bootstrap])
+    assert "it did not work: InconsistentGroupProtocolError()" in error.splitlines()
+    assert "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    ("example", "module", "package"),
+    [
+        ("produce_and_consume.py", "confluent_kafka", "confluent-kafka"),
+        ("consumer_group.py", "aiokafka", "aiokafka"),
+    ],
+)
+def test_what_is_missing_is_named(example: str, module: str, package: str) -> None:
+    """-S: without the packages that are installed."""
+    error = error_of([sys.executable, "-S", str(EXAMPLES / example)])
+    assert error == f"there is no module {module}; this example needs: pip install {package}\n"
+    assert package in (EXAMPLES / "README.md").read_text()
+
+
+def test_names_are_used_once() -> None:
+    """No page or other example has the topics and groups of an example: whoever follows them all meets no surprise."""
+    names = {
+        "produce_and_consume.py": ("postcards", "postcard-readers"),
+        "consumer_group.py": ("shipments", "dispatchers"),
+        "shell.sh": ("pages", "page-readers"),
+        "declarative": ("web-orders", "large-web-orders"),
+    }
+    texts = {path: path.read_text() for path in EXAMPLES.rglob("*") if path.suffix in {".py", ".sh", ".yml"}}
+    texts |= {path: path.read_text() for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]}
+    for example, mine in names.items():
+        for name in mine:
+            said = re.compile(
+                rf"(produce|consume|create|subscribe|--group|--queue|TOPIC|GROUP|topic|group.id)\b[^\w\n]*{name}\b"
+            )
+            found = {path for path, text in texts.items() if said.search(text)}
+            assert found, name
+            assert all(example in path.parts for path in found), (name, found)
 
 
 def test_shell(bootstrap: str, tmp_path: Path) -> None:

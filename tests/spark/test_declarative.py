@@ -40,10 +40,10 @@ def test_the_example_reads_a_topic_into_a_table_and_writes_another_topic(tmp_pat
     spec.write_text(text.replace("file:///tmp/millrace-declarative/storage", (tmp_path / "storage").as_uri()))
     with Cluster() as cluster:
         topics = Topics(cluster.bootstrap_servers)
-        topics.create("orders", 2, exact=True)
-        topics.create("large-orders", exact=True)
+        topics.create("web-orders", 2, exact=True)
+        topics.create("large-web-orders", exact=True)
         orders = [{"id": f"o{number}", "amount": number * 25.0} for number in range(10)]
-        topics.send("orders", [Sent(json.dumps(order).encode()) for order in orders])
+        topics.send("web-orders", [Sent(json.dumps(order).encode()) for order in orders])
         done = subprocess.run(
             [
                 str(Path(pyspark.__file__).parent / "bin" / "spark-pipelines"),
@@ -61,7 +61,7 @@ def test_the_example_reads_a_topic_into_a_table_and_writes_another_topic(tmp_pat
             check=False,
         )
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
-        large = contents(cluster.bootstrap_servers, "large-orders")
+        large = contents(cluster.bootstrap_servers, "large-web-orders")
     assert sorted((one.key, json.loads(one.value or "")) for one in large) == [
         (order["id"], order) for order in orders[4:]
     ]

@@ -1,4 +1,4 @@
-"""A streaming table fed by the topic `orders`, and a sink that is the topic `large-orders`.
+"""A streaming table fed by the topic `web-orders`, and a sink that is the topic `large-web-orders`.
 
 MILLRACE_BOOTSTRAP says where the brokers are.
 """
@@ -21,7 +21,7 @@ def orders() -> DataFrame:
     return (
         spark.readStream.format("millrace")
         .options(**BROKERS)
-        .option("subscribe", "orders")
+        .option("subscribe", "web-orders")
         .option("startingOffsets", "earliest")
         .load()
         .select(F.from_json(F.col("value").cast("string"), "id string, amount double").alias("order"), "timestamp")
@@ -29,7 +29,7 @@ def orders() -> DataFrame:
     )
 
 
-dp.create_sink("large_orders", "millrace", {**BROKERS, "topic": "large-orders"})
+dp.create_sink("large_orders", "millrace", {**BROKERS, "topic": "large-web-orders"})
 
 
 @dp.append_flow(target="large_orders")

@@ -32,8 +32,9 @@ EPILOG: Final = (
     "As a queue, where each record goes to one consumer of the group at a time and is done with once it was printed: "
     "`millrace consume jobs --queue workers`. With --exec a command gets the record on its standard input, and "
     "RECORD_TOPIC, RECORD_PARTITION, RECORD_OFFSET, RECORD_TIMESTAMP_MS, RECORD_DELIVERY_COUNT, RECORD_KEY and "
-    "RECORD_HEADER_NAME in its environment. Its exit code decides: 0 accepts the record, 65 rejects it for good, any "
-    "other releases it for another try. `millrace consume jobs --queue workers --exec './resize.sh \"$RECORD_KEY\"'`, "
+    "RECORD_HEADER_NAME in its environment. Its exit code decides: 0 accepts the record, 65 rejects it for good, "
+    "126 and 127 (it cannot be started) end the reading, any other releases it, after a rest, for another try. "
+    "`millrace consume jobs --queue workers --exec './resize.sh \"$RECORD_KEY\"'`, "
     "started several times, works in parallel."
 )
 _POLL_S: Final = 0.2
@@ -174,6 +175,9 @@ def consume(
                 stop_offsets = _unfinished(stop_offsets, {one.partition: one.offset for one in begin})
             consumer.assign(begin)
         else:
+            from millrace.cli.queue_consume import refuse_queue
+
+            refuse_queue(bootstrap, name_values(client, "--client"), group)
             consumer.subscribe([topic])
             if stop_offsets is not None:
                 stop_offsets = {index: end for index, end in stop_offsets.items() if end > 0}

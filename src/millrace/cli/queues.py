@@ -1,4 +1,4 @@
-"""`millrace queues`: the groups that read topics as queues, how far they are, and moving them.
+"""`millrace queues`: the groups that read topics as queues, how far they are, moving, setting and deleting them.
 
 A queue is a share group. It has no committed offset: its start offset says that everything before was done with, and
 what lies between there and the end may be waiting, taken or done. Reading from a queue is `millrace consume --queue`.
@@ -12,16 +12,18 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from millrace.cli import config_values
 from millrace.cli.groups import Target
-from millrace.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Client, Json, name_values
-from millrace.cli.output import CommandError, print_json, print_remark, print_table
-from millrace.cli.queue_consume import open_client, require_topic
+from millrace.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Client, Json, Yes, confirm, name_values
+from millrace.cli.output import CommandError, print_error, print_json, print_remark, print_table
+from millrace.cli.queue_consume import DEAD_LETTERS, DELIVERY_LIMIT, open_client, other_kind, require_topic
 from millrace.cli.times import parse_time_ms
 from millrace.client.cluster import EARLIEST, LATEST, ClusterClient, raise_for
 from millrace.clock import SystemClock
 from millrace.errors import ApiError, ErrorCode
+from millrace.metadata.deltas import ResourceType
 from millrace.model import TopicPartition
-from millrace.wire.messages.groups import ListGroupsRequest
+from millrace.wire.messages.groups import DeleteGroupsRequest, DeleteGroupsResponse, ListGroupsRequest
 from millrace.wire.messages.share_groups import (
     AlterShareGroupOffsetsRequest,
     AlterShareGroupOffsetsResponse,
@@ -31,9 +33,13 @@ from millrace.wire.messages.share_groups import (
     ShareGroupDescribeResponse,
 )
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="List, describe and reset queues (share groups).")
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, help="List, describe, reset, alter and delete queues (share groups)."
+)
 
 _TYPE: Final = "share"
+_LETTER_PREFIX: Final = "errors.deadletterqueue.topic.name.prefix"
+_MAKES_LETTER_TOPICS: Final = "errors.deadletterqueue.auto.create.topics.enable"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +152,123 @@ def reset(
     print_remark("done" if execute else "a plan only; say --execute to do it")
 
 
+@app.command(
+    epilog="Examples: `millrace queues alter workers --dead-letters dlq.jobs`, "
+    "`millrace queues alter workers --delivery-limit 3 --set share.redelivery.backoff.ms=1000`"
+)
+def alter(
+    name: Annotated[str, typer.Argument(metavar="GROUP", show_default=False, help="The queue's group.")],
+    *,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    dead_letters: Annotated[
+        str | None,
+        typer.Option("--dead-letters", metavar="TOPIC", help="Send what is given up to this topic; '' to nowhere."),
+    ] = None,
+    delivery_limit: Annotated[
+        int | None, typer.Option("--delivery-limit", min=1, help="Give a record up after so many deliveries.")
+    ] = None,
+    to_set: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A setting to change, repeatable.")
+    ] = None,
+    to_unset: Annotated[
+        list[str] | None, typer.Option("--unset", metavar="NAME", help="A setting to put back to its default.")
+    ] = None,
+    client: Client = None,
+    as_json: Json = False,
+) -> None:
+    """Change settings of a queue: where its dead letters go, how often a record is tried, any other.
+
+    They hold at once, and may be given before the queue is first read. `millrace configs get --group GROUP` shows them.
+    """
+    settings = name_values(to_set, "--set")
+    if dead_letters is not None:
+        settings[DEAD_LETTERS] = dead_letters
+    if delivery_limit is not None:
+        settings[DELIVERY_LIMIT] = str(delivery_limit)
+    if not settings and not to_unset:
+        raise CommandError("nothing to alter: give --dead-letters, --delivery-limit, --set or --unset", exit_code=2)
+    with open_client(bootstrap, name_values(client, "--client")) as cluster:
+        kind = other_kind(cluster, name)
+        if kind is not None:
+            raise CommandError(f"'{name}' is {kind}, and no queue; see: millrace configs set --group {name}")
+        if settings.get(DEAD_LETTERS):
+            _check_takes_dead_letters(cluster, settings[DEAD_LETTERS])
+        not_set = config_values.change(cluster, config_values.group(name), settings, to_unset or ())
+    for setting in not_set:
+        print_remark(f"{setting} is not set for queue '{name}'")
+    if as_json:
+        print_json({"queue": name, "result": "altered"})
+    elif settings or len(not_set) < len(set(to_unset or ())):
+        print(f"altered {name}")
+
+
+@app.command(epilog="Example: millrace queues delete workers --yes")
+def delete(
+    names: Annotated[list[str], typer.Argument(metavar="GROUP...", show_default=False, help="Group names.")],
+    *,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    yes: Yes = False,
+    client: Client = None,
+    as_json: Json = False,
+) -> None:
+    """Delete queues that nobody reads, with what became of their records; the records and the settings stay."""
+    confirm(f"Delete {', '.join(names)} and what became of the records?", yes=yes)
+    outcomes: list[dict[str, str]] = []
+    with open_client(bootstrap, name_values(client, "--client")) as cluster:
+        for name in dict.fromkeys(names):
+            try:
+                _delete(cluster, name)
+            except (CommandError, ApiError) as error:
+                outcomes.append({"queue": name, "result": "failed", "error": str(error)})
+                print_error(str(error))
+            else:
+                outcomes.append({"queue": name, "result": "deleted"})
+                if not as_json:
+                    print(f"deleted {name}")
+    if as_json:
+        print_json(outcomes)
+    if any(one["result"] == "failed" for one in outcomes):
+        raise typer.Exit(1)
+
+
+def _delete(cluster: ClusterClient, name: str) -> None:
+    _described(cluster, name)  # a consumer group of this name would be deleted as well
+
+    def read(response: DeleteGroupsResponse) -> None:
+        (result,) = response.results
+        raise_for(result.error_code)
+
+    try:
+        cluster.ask_coordinator(name, f"deletion of queue '{name}'", DeleteGroupsRequest(groups_names=[name]), read)
+    except ApiError as error:
+        if error.code is ErrorCode.NON_EMPTY_GROUP:
+            raise CommandError(f"queue '{name}' has running members: stop them first") from None
+        raise
+
+
+def _check_takes_dead_letters(cluster: ClusterClient, topic: str) -> None:
+    """CommandError where letters could not be written: the queue would wait for that, and only brokers' logs tell."""
+    from millrace.queues.dead_letters import TAKES_DEAD_LETTERS, unusable_reason
+    from millrace.queues.settings import DeadLetterSettings
+
+    exists = topic in cluster.topics([topic])
+    takes = exists and config_values.read_value(cluster, config_values.topic(topic), TAKES_DEAD_LETTERS) == "true"
+    rules = config_values.read_all(cluster, config_values.Resource(ResourceType.BROKER, str(cluster.broker_ids()[0])))
+    if _LETTER_PREFIX not in rules:
+        return  # a broker that knows no dead letters says so of the group's setting
+    settings = DeadLetterSettings(
+        name_prefix=rules[_LETTER_PREFIX].value or "", creates_topics=rules[_MAKES_LETTER_TOPICS].value == "true"
+    )
+    reason = unusable_reason(topic, source="", exists=exists, is_enabled=takes, settings=settings)
+    if reason is None:
+        return
+    remedy = ""
+    if topic.startswith(settings.name_prefix):
+        made = f"configs set {TAKES_DEAD_LETTERS}=true --topic {topic}"
+        remedy = "; see: millrace " + (made if exists else f"topics create {topic} --config {TAKES_DEAD_LETTERS}=true")
+    raise CommandError(f"'{topic}' cannot take dead letters: {reason}{remedy}")
+
+
 def _described(cluster: ClusterClient, name: str) -> ShareGroupDescribeResponse.DescribedGroup:
     def read(response: ShareGroupDescribeResponse) -> ShareGroupDescribeResponse.DescribedGroup:
         (group,) = response.groups
@@ -155,9 +278,12 @@ def _described(cluster: ClusterClient, name: str) -> ShareGroupDescribeResponse.
     try:
         return cluster.ask_coordinator(name, f"queue '{name}'", ShareGroupDescribeRequest(group_ids=[name]), read)
     except ApiError as error:
-        if error.code is ErrorCode.GROUP_ID_NOT_FOUND:
-            raise CommandError(f"there is no queue '{name}'; see: millrace queues list") from None
-        raise
+        if error.code is not ErrorCode.GROUP_ID_NOT_FOUND:
+            raise
+        kind = other_kind(cluster, name)
+        if kind is not None:
+            raise CommandError(f"'{name}' is {kind}, and no queue; see: millrace groups describe {name}") from None
+        raise CommandError(f"there is no queue '{name}'; see: millrace queues list") from None
 
 
 def positions_of(cluster: ClusterClient, name: str) -> dict[TopicPartition, Position]:

@@ -35,6 +35,7 @@ NOUNS: Final = (
     "consume",
     "groups",
     "queues",
+    "configs",
     "log",
     "pipeline",
     "demo",

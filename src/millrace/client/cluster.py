@@ -263,6 +263,22 @@ class ClusterClient:
             except ApiError as error:
                 attempts.failed(error)
 
+    def ask_broker(self, node: int, what: str, message: Request, read: Callable[[Any], V]) -> V:
+        """Like `ask_coordinator`, of the broker with this id; BROKER_NOT_AVAILABLE, at once, where there is none."""
+        attempts = self.attempts(what)
+        self.refresh([], attempts)
+        while True:
+            connection = self.connection(node)
+            try:
+                return read(self.ask(connection, message))
+            except ApiError as error:
+                attempts.failed(error)
+
+    def broker_ids(self) -> list[int]:
+        """The brokers of the cluster, as it says now."""
+        self.refresh([], self.attempts("the brokers"))
+        return sorted(self._brokers)
+
     # For those that keep requests in flight, or try again, themselves.
 
     def coordinator(self, group_id: str) -> BlockingConnection:

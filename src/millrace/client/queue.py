@@ -232,6 +232,12 @@ class QueueConsumer:
             self._renew(now)
 
     @property
+    def is_reading(self) -> bool:
+        """Whether this member has partitions, and has asked for the records of all of them."""
+        asked = {each for session in self._sessions.values() for each in session.partitions}
+        return bool(self._assigned) and self._assigned <= asked
+
+    @property
     def tend_within_s(self) -> float:
         """How long `tend` can wait at most."""
         return max(0.0, min(self._heartbeat_at, self._renew_at) - self._clock.monotonic())

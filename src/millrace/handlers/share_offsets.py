@@ -42,6 +42,9 @@ async def describe_share_group_offsets(
 ) -> DescribeShareGroupOffsetsResponse:
     """Where a share group's queues begin: every record before that is done with. -1 where nobody has read yet.
 
+    What is stored of a queue's beginning is what it was before the last answer of a member; where no record is left, it
+    is the end that is told.
+
     Versions: v1 adds how many records are left (KIP-1226), -1 where that is not known.
     """
     return DescribeShareGroupOffsetsResponse(
@@ -103,9 +106,12 @@ async def _describe_partition(
     )
     if topic is not None and found.start_offset != NO_START and found.completed != NO_COUNT:
         try:
-            described.lag = await _latest(context, topic, index) - found.start_offset - found.completed
+            end = await _latest(context, topic, index)
         except MillraceError as error:
             return _Partition(partition_index=index, error_code=code_of(error), error_message=text_of(error))
+        described.lag = end - found.start_offset - found.completed
+        if described.lag == 0:
+            described.start_offset = end
     return described
 
 

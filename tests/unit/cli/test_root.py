@@ -18,7 +18,8 @@ SUBCOMMANDS = [
     *([noun] for noun in NOUNS),
     *(["topics", verb] for verb in ("create", "list", "describe", "alter", "delete")),
     *(["groups", verb] for verb in ("list", "describe", "reset", "delete")),
-    *(["queues", verb] for verb in ("list", "describe", "reset")),
+    *(["queues", verb] for verb in ("list", "describe", "reset", "alter", "delete")),
+    *(["configs", verb] for verb in ("get", "set", "unset")),
     *(["pipeline", verb] for verb in ("list", "show", "copy", "run")),
     *(["cluster", verb] for verb in ("describe", "health", "elect", "reassign", "remove")),
     ["log", "dump"],
@@ -39,7 +40,8 @@ def test_every_command_has_help(words: list[str], capsys: pytest.CaptureFixture[
     assert run([*words, "--help"]) == 0
     out = capsys.readouterr().out
     assert f"Usage: millrace {' '.join(words)}" in out
-    if words not in (["topics"], ["groups"], ["queues"], ["log"], ["pipeline"], ["cluster"], ["profile"]):
+    groups = ("topics", "groups", "queues", "configs", "log", "pipeline", "cluster", "profile")
+    if len(words) > 1 or words[0] not in groups:
         assert "Example" in out
 
 
@@ -54,7 +56,9 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"millrace {__version__}\n"
 
 
-@pytest.mark.parametrize("argv", [[], ["topics"], ["groups"], ["queues"], ["log"], ["cluster"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "argv", [[], ["topics"], ["groups"], ["queues"], ["configs"], ["log"], ["cluster"]], ids=" ".join
+)
 def test_a_bare_noun_shows_its_help_once(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(argv) == 2
     captured = capsys.readouterr()
@@ -89,6 +93,11 @@ def test_a_bare_noun_shows_its_help_once(argv: list[str], capsys: pytest.Capture
         (["groups", "list", "--state", "idle"], "--state is empty, stable,"),
         (["groups", "reset", "g", "--all-topics"], "give one of --to-earliest"),
         (["groups", "reset", "g", "--to-latest"], "give either --topic or --all-topics"),
+        (["queues", "alter", "q"], "nothing to alter"),
+        (["configs", "get"], "whose settings? give one of --topic"),
+        (["configs", "get", "--topic", "t", "--brokers"], "whose settings? give one of --topic"),
+        (["configs", "get", "--group", ""], "needs a name"),
+        (["configs", "set", "retention.ms", "--topic", "t"], "set wants name=value, not 'retention.ms'"),
         (["topics", "list", "--bootstrap", "nowhere"], "--bootstrap wants HOST:PORT"),
         (["log", "dump", __file__], "is no file of a log directory"),
         (["up", "--no-such-option"], "No such option"),
@@ -112,6 +121,7 @@ def test_wrong_usage_is_one_line_and_exit_code_2(
         (["up", "--set", "num.partitons=3"], "num.partitons"),
         (["up", "--set", "num.partitions=many"], "num.partitions"),
         (["topics", "delete", "t", "--bootstrap", "127.0.0.1:1"], "say --yes"),
+        (["queues", "delete", "q", "--bootstrap", "127.0.0.1:1"], "say --yes"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
