@@ -16,10 +16,10 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 import typer
-from typer.core import TyperGroup
 from typer.main import get_command
 
 from millrace import __version__
+from millrace.cli.help import HelpfulGroup, dressed
 from millrace.cli.output import CommandError, print_error
 from millrace.errors import MillraceError
 
@@ -43,7 +43,7 @@ EPILOG: Final = (
 )
 
 
-class NounGroup(TyperGroup):
+class NounGroup(HelpfulGroup):
     """The root command. It imports a noun's module only when that noun was typed, or when help lists them all."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
@@ -54,9 +54,8 @@ class NounGroup(TyperGroup):
             return None
         command = self.commands.get(cmd_name)
         if command is None:
-            command = get_command(importlib.import_module(f"millrace.cli.{cmd_name}").app)
-            command.name = cmd_name
-            self.commands[cmd_name] = command
+            module = importlib.import_module(f"millrace.cli.{cmd_name}")
+            command = self.commands[cmd_name] = dressed(module.app, cmd_name)
         return command
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -76,7 +75,11 @@ def _print_version(wanted: bool) -> None:
 
 
 app = typer.Typer(
-    cls=NounGroup, no_args_is_help=True, epilog=EPILOG, pretty_exceptions_enable=False, rich_markup_mode="rich"
+    cls=NounGroup,
+    no_args_is_help=True,
+    epilog=EPILOG,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
