@@ -1,8 +1,7 @@
 """The help of every command, in one look: plain text that keeps to the terminal's width and never breaks a word.
 
 What typer would print instead takes its columns from the widest of each, which leaves help texts a few words wide in 80
-columns, names Python's types, and takes square brackets in texts for markup. `dressed` gives all commands of a noun
-this help when the noun is loaded, so that their modules need not know of it.
+columns, names Python's types, and takes square brackets in texts for markup. Not here: who gets this help (`cli.root`).
 """
 
 from __future__ import annotations
@@ -15,44 +14,13 @@ from pathlib import Path
 from typing import Any, Final, get_args
 
 import typer
-from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
-from typer.main import get_command
+from typer.core import TyperArgument, TyperGroup, TyperOption
 
 MAX_WIDTH: Final = 120
 _LABEL_WIDTH: Final = 30
 _INDENT: Final = "  "
 _GAP: Final = "  "
 _VALUE_NAMES: Final[dict[Any, str]] = {int: "N", float: "N", Path: "PATH"}
-
-
-class HelpfulCommand(TyperCommand):
-    """A command with this module's help."""
-
-    def get_help(self, ctx: Any) -> str:
-        return help_text(self, ctx)
-
-
-class HelpfulGroup(TyperGroup):
-    """A noun with verbs; alone, it shows its help, which is no success."""
-
-    def get_help(self, ctx: Any) -> str:
-        return help_text(self, ctx)
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if not args and self.no_args_is_help and not ctx.resilient_parsing:
-            typer.echo(self.get_help(ctx))
-            raise typer.Exit(2)
-        return super().parse_args(ctx, args)
-
-
-def dressed(app: typer.Typer, name: str) -> Any:
-    """The command of a noun's app, with this help for itself and its verbs."""
-    for registered in app.registered_commands:
-        registered.cls = HelpfulCommand
-    app.info.cls = HelpfulGroup
-    command = get_command(app)
-    command.name = name
-    return command
 
 
 def help_text(command: Any, ctx: Any) -> str:
