@@ -8,6 +8,7 @@ to stderr.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 import textwrap
@@ -18,6 +19,8 @@ from typing import Any, Final
 from millrace.errors import MillraceError
 
 _GAP: Final = "  "
+_BOLD: Final = "\x1b[1m"
+_PLAIN: Final = "\x1b[0m"
 _DECIMAL_UNITS: Final = ("B", "kB", "MB", "GB", "TB")
 
 
@@ -47,8 +50,8 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, tit
     """A table; columns whose cells are all numbers stand flush right, None is shown as '-'."""
     cells = [["-" if cell is None else _printable(str(cell)) for cell in row] for row in rows]
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    if title:
-        print("\n".join(_wrapped(_printable(title), width)))
+    for line in _wrapped(_printable(title), width) if title else ():
+        print(line if width is None else f"{_BOLD}{line}{_PLAIN}")
     for line in lay_out(columns, cells, width):
         print(line)
 
@@ -132,7 +135,7 @@ def _printable(text: str) -> str:
 
 
 def _is_number(cell: str) -> bool:
-    return cell == "-" or cell.replace(",", "").lstrip("-").isdigit()
+    return re.fullmatch(r"-|-?[\d,.]+( [kMGT]?B)?( \+ \?)?", cell) is not None
 
 
 def size_text(size_bytes: float) -> str:

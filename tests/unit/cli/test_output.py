@@ -85,8 +85,8 @@ def test_a_terminal_gives_the_width(capsys: pytest.CaptureFixture[str], monkeypa
     monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((20, 24)))
     print_table(["name", "what"], [("one", "two three four five")], title="a title of more than twenty letters")
     assert capsys.readouterr().out.splitlines() == [
-        "a title of more than",
-        "twenty letters",
+        "\x1b[1ma title of more than\x1b[0m",
+        "\x1b[1mtwenty letters\x1b[0m",
         "NAME  WHAT",
         "one   two three four",
         "      five",
@@ -104,6 +104,14 @@ def test_json_in_a_pipe_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_sizes(size_bytes: float, text: str) -> None:
     assert size_text(size_bytes) == text
+
+
+def test_numbers_and_sizes_stand_flush_right() -> None:
+    assert lay_out(["n", "size", "word"], [["1,000 + ?", "12 B", "a"], ["-", "1.5 MB", "b"]], None) == [
+        "        N    SIZE  WORD",
+        "1,000 + ?    12 B  a",
+        "        -  1.5 MB  b",
+    ]
 
 
 def test_counts() -> None:
