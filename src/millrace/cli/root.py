@@ -16,6 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from millrace import __version__
+from millrace.cli.completion import offer_words
 from millrace.cli.help import help_text
 from millrace.cli.output import CommandError, print_error
 from millrace.cli.process import flushed, interruptible, open_closed_streams, sigterm_as_ctrl_c
@@ -42,7 +43,12 @@ EPILOG: Final = (
 
 
 class Command(TyperCommand):
-    """What a person can call: with our help, and with Ctrl-C as an exception from the moment it begins."""
+    """What a person can call: with our help and completion, and Ctrl-C as an exception from the moment it begins."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        for parameter in self.params:
+            offer_words(parameter)
 
     def get_help(self, ctx: Any) -> str:
         return help_text(self, ctx)
@@ -76,12 +82,13 @@ class NounGroup(CommandGroup):
             return None
         command = self.commands.get(cmd_name)
         if command is None:
-            command = self.commands[cmd_name] = _command_of(importlib.import_module(f"millrace.cli.{cmd_name}").app)
+            command = _command_of(importlib.import_module(f"millrace.cli.{cmd_name}").app)
             command.name = cmd_name
+            self.commands[cmd_name] = command
         return command
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args and not args[0].startswith("-") and args[0] not in NOUNS:
+        if args and not args[0].startswith("-") and args[0] not in NOUNS and not ctx.resilient_parsing:
             from difflib import get_close_matches
 
             near = get_close_matches(args[0], NOUNS, n=1)
