@@ -32,7 +32,7 @@ def run(cluster: Cluster, capsysbinary: pytest.CaptureFixture[bytes], tmp_path: 
 def topic(run: CommandLine, fresh: Callable[[str], str]) -> str:
     """With two partitions and a thousand records."""
     name = fresh("cli-sized")
-    run.text("topics", "create", name, "--partitions", "2", "--set", "retention.ms=1000000")
+    run.text("topics", "create", name, "--partitions", "2", "--config", "retention.ms=1000000")
     run.text("produce", name, stdin=b"0123456789\n" * 1000)
     return name
 

@@ -150,3 +150,27 @@ def test_other_streams_that_are_closed(environment: dict[str, str], closed: str)
         assert out in done.stdout
         assert "delivered" not in done.stdout
         assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("way", ["closed", "nobody-reads"])
+def test_a_broker_that_cannot_say_that_it_is_ready(environment: dict[str, str], tmp_path: Path, way: str) -> None:
+    """It stops again: whoever waits for the line would wait for ever."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    redirection = ">&-" if way == "closed" else ""
+    try:
+        done = subprocess.run(
+            ["/bin/sh", "-c", f'"$@" {redirection}', "sh", *COMMAND, "up", "--port", "0", "--data", str(tmp_path)],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    finally:
+        os.close(writer)
+    assert done.returncode == 1
+    assert done.stderr == ("millrace: error: Bad file descriptor\n" if way == "closed" else "")
+    assert not list(tmp_path.rglob("pid"))

@@ -167,6 +167,7 @@ def _print_description(group: dict[str, Any], *, with_members: bool) -> None:
                 )
                 for one in group["members"]
             ],
+            title=f"{group['group']}  members",
         )
 
 
