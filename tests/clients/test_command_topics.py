@@ -115,11 +115,11 @@ def test_all_settings_are_a_table_with_their_source(run: CommandLine, topic: str
     assert max(map(len, lines)) < 100
     rows = {line.split()[0]: line.split()[1:] for line in lines[lines.index(f"{topic}  settings") + 2 :]}
     assert len(rows) > SETTING_COUNT
-    assert rows["retention.ms"] == ["1000000", "topic"]
+    assert rows["retention.ms"] == ["1000000", "the", "topic"]
     assert rows["segment.bytes"][1:] == ["default"]
-    assert rows["flush.mode"] == ["os", "broker's", "file"]
+    assert rows["flush.mode"] == ["os", "the", "broker's", "file"]
     (described,) = run.json("topics", "describe", topic, "--all-configs")
-    assert described["config_sources"]["retention.ms"] == "topic"
+    assert described["config_sources"]["retention.ms"] == "DYNAMIC_TOPIC_CONFIG"
     assert described["configs"].keys() == described["config_sources"].keys() == rows.keys()
 
 

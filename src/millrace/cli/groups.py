@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from millrace.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Client, Json, Yes, confirm, name_values
-from millrace.cli.output import CommandError, count_text, print_error, print_json, print_remark, print_table
+from millrace.cli.output import CommandError, Sum, count_text, print_error, print_json, print_remark, print_table
 from millrace.cli.times import parse_time_ms
-from millrace.cli.topics import Sum, offset_bounds
+from millrace.cli.topics import offset_bounds
 from millrace.clock import SystemClock
 from millrace.model import TopicPartition
 

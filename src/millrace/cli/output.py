@@ -12,7 +12,8 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, Final
 
@@ -30,6 +31,21 @@ class CommandError(MillraceError):
     def __init__(self, message: str, *, exit_code: int = 1) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """A sum over things of which some may not be known: `1,234 + ?`, null in JSON."""
+
+    known: int
+    complete: bool
+
+    @property
+    def or_none(self) -> int | None:
+        return self.known if self.complete else None
+
+    def text(self, write: Callable[[int], str]) -> str:
+        return write(self.known) if self.complete else f"{write(self.known)} + ?"
 
 
 def print_error(message: str) -> None:

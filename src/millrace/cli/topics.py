@@ -7,9 +7,8 @@ non-zero if there was one.
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -17,6 +16,7 @@ import typer
 from millrace.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Client, Json, Yes, confirm, name_values
 from millrace.cli.output import (
     CommandError,
+    Sum,
     print_error,
     print_json,
     print_remark,
@@ -31,25 +31,15 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Create, list, describe, alter and delete topics.")
 
-_ON_TOPIC: Final = "topic"
-_SOURCES: Final = {1: _ON_TOPIC, 2: "broker", 3: "all brokers", 4: "broker's file", 5: "default"}
-"""Kafka's numbers for where a value comes from."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sum:
-    """A sum over things of which some may not be known."""
-
-    known: int
-    complete: bool
-
-    @property
-    def or_none(self) -> int | None:
-        return self.known if self.complete else None
-
-    def text(self, write: Callable[[int], str]) -> str:
-        return write(self.known) if self.complete else f"{write(self.known)} + ?"
-
+_ON_TOPIC: Final = "DYNAMIC_TOPIC_CONFIG"
+_SOURCES: Final = {
+    _ON_TOPIC: "the topic",
+    "DYNAMIC_BROKER_CONFIG": "the broker",
+    "DYNAMIC_DEFAULT_BROKER_CONFIG": "all brokers",
+    "STATIC_BROKER_CONFIG": "the broker's file",
+    "DEFAULT_CONFIG": "default",
+}
+"""Where a value comes from, in Kafka's words and in plain ones."""
 
 Names = Annotated[list[str], typer.Argument(metavar="TOPIC...", show_default=False, help="Topic names.")]
 
@@ -361,8 +351,9 @@ def _shown(entries: Mapping[str, ConfigEntry], everything: bool) -> dict[str, Co
 
 
 def _source(entry: ConfigEntry) -> str:
-    number: Any = getattr(entry.source, "value", entry.source)  # the library declares an enum and gives a number
-    return _SOURCES.get(number, "unknown")
+    from confluent_kafka.admin import ConfigSource
+
+    return ConfigSource(entry.source).name  # the library declares an enum and gives a number
 
 
 def _read_log_dirs(bootstrap: str, overrides: Mapping[str, str]) -> list[LogDirectory]:
@@ -441,7 +432,7 @@ def _print_description(topic: dict[str, Any], *, all_configs: bool, sizes: bool)
     if all_configs:
         print_table(
             ["setting", "value", "source"],
-            [(key, value, topic["config_sources"][key]) for key, value in topic["configs"].items()],
+            [(key, value, _SOURCES.get(topic["config_sources"][key])) for key, value in topic["configs"].items()],
             title=f"{topic['topic']}  settings",
         )
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.cli.options import name_values
-from millrace.cli.output import CommandError, count_text, lay_out, print_json, print_table, size_text
+from millrace.cli.output import CommandError, Sum, count_text, lay_out, print_json, print_table, size_text
 
 
 def test_a_table_in_a_pipe_is_plain_and_whole(capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,6 +104,11 @@ def test_json_in_a_pipe_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_sizes(size_bytes: float, text: str) -> None:
     assert size_text(size_bytes) == text
+
+
+def test_a_sum_of_which_a_part_is_not_known() -> None:
+    assert (Sum(1234, complete=True).text("{:,}".format), Sum(1234, complete=True).or_none) == ("1,234", 1234)
+    assert (Sum(1234, complete=False).text("{:,}".format), Sum(1234, complete=False).or_none) == ("1,234 + ?", None)
 
 
 def test_numbers_and_sizes_stand_flush_right() -> None:
