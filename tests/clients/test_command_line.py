@@ -88,7 +88,7 @@ def test_topics(run: CommandLine, fresh: Callable[[str], str]) -> None:
     assert run.json("topics", "create", topic, "--if-not-exists") == [{"topic": topic, "result": "exists"}]
     (listed,) = run.json("topics", "list", topic)
     brokers = len(run.bootstrap.split(","))
-    assert listed == {"topic": topic, "partitions": 2, "replication_factor": brokers, "records": 0}
+    assert listed == {"topic": topic, "partitions": 2, "offline": 0, "replication_factor": brokers, "records": 0}
     assert topic in run.text("topics", "list")
     assert "__consumer_offsets" not in run.text("topics", "list")
 

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
+from millrace.cli.root import run as run_millrace
 from support.kafka_jars import CONSUMER_GROUPS, GROUPS, VERIFIABLE_CONSUMER
 from support.kafka_tools import KafkaTools, table
+from support.servers import Server
 
 
 def committed(tools: KafkaTools, group: str) -> dict[int, int]:
@@ -66,3 +72,25 @@ def test_delete_offsets_and_group(tools: KafkaTools, topic: str, group: str) -> 
     deleted = tools.run(CONSUMER_GROUPS, "--delete", "--group", other).stdout
     assert "was successful" in deleted
     assert other not in tools.run(CONSUMER_GROUPS, "--list").lines
+
+
+def test_files_of_offsets_are_swapped_with_millrace(
+    tools: KafkaTools, server: Server, topic: str, group: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tools.create_topic(topic)
+    tools.produce(topic, [str(number) for number in range(10)])
+    tools.consume(topic, 4, "--group", group, "--from-beginning")
+    ours, theirs = tmp_path / "ours.csv", tmp_path / "theirs.csv"
+
+    assert run_millrace(["groups", "export", group, "--bootstrap", server.bootstrap]) == 0
+    ours.write_text(capsys.readouterr().out)
+    reset = ("--reset-offsets", "--group", group)
+    tools.run(CONSUMER_GROUPS, *reset, "--topic", topic, "--to-latest", "--execute")
+    assert committed(tools, group) == {0: 10}
+    tools.run(CONSUMER_GROUPS, *reset, "--from-file", str(ours), "--execute")
+    assert committed(tools, group) == {0: 4}
+
+    exported = tools.run(CONSUMER_GROUPS, *reset, "--topic", topic, "--to-offset", "7", "--export", "--dry-run")
+    theirs.write_text(exported.stdout)
+    assert run_millrace(["groups", "import", group, str(theirs), "--yes", "--bootstrap", server.bootstrap]) == 0
+    assert committed(tools, group) == {0: 7}

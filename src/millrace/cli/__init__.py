@@ -8,11 +8,16 @@ really needs them.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Run one command line and end the process with its exit code."""
+def main() -> None:
+    """Run the command line of this process and end it with its exit code."""
+    try:
+        from millrace.cli.process import end_at_ctrl_c
+
+        end_at_ctrl_c()
+    except KeyboardInterrupt:
+        sys.exit(130)
     from millrace.cli.root import run
 
-    sys.exit(run(list(sys.argv[1:] if argv is None else argv)))
+    sys.exit(run(sys.argv[1:]))

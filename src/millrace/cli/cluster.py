@@ -14,8 +14,9 @@ import typer
 from millrace.cli.cluster_health import cluster_health
 from millrace.cli.cluster_state import Administration, check, health, read_cluster
 from millrace.cli.leaderless import Leaderless, read_leaderless
+from millrace.cli.log_dirs import read_log_dirs
 from millrace.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Client, Json, Yes, confirm, name_values
-from millrace.cli.output import CommandError, count_text, print_error, print_json, print_table
+from millrace.cli.output import CommandError, count_text, print_error, print_json, print_table, size_text
 from millrace.cli.reassign import reassign
 from millrace.client.versions import known_code
 from millrace.cluster.image import BrokerImage, ClusterImage
@@ -44,7 +45,8 @@ def describe(
     with Administration.of(bootstrap, name_values(client, "--client")) as admin:
         image = read_cluster(admin, settings=True)
         leaderless = read_leaderless(admin, image)
-    description = describe_image(image, leaderless)
+        log_dirs = [each.as_json() for each in read_log_dirs(admin, image)]
+    description = describe_image(image, leaderless) | {"log_dirs": log_dirs}
     if as_json:
         print_json(description)
     else:
@@ -112,6 +114,7 @@ def _print_description(told: dict[str, Any]) -> None:
             f"controller epoch {told['controller_epoch']}, metadata delta {told['metadata_delta']}"
         ),
     )
+    _print_log_dirs(told["log_dirs"])
     problems = ("offline", "under_min_isr", "under_replicated", "reassigning")
     rows: dict[tuple[str, int], list[object]] = {}
     for problem in problems:
@@ -131,6 +134,24 @@ def _print_description(told: dict[str, Any]) -> None:
     else:
         print("every partition has a leader and all its replicas in sync")
     _print_reasons(told["offline"])
+
+
+def _print_log_dirs(directories: Sequence[dict[str, Any]]) -> None:
+    """What lies on disk; a column for problems only where there are some."""
+    has_problems = any(one["problem"] for one in directories)
+    print_table(
+        ["broker", "size", "free", "directory", *["problem"] * has_problems],
+        [
+            (
+                one["broker"],
+                *(None if one[field] is None else size_text(one[field]) for field in ("bytes", "free_bytes")),
+                one["directory"],
+                *[one["problem"]] * has_problems,
+            )
+            for one in directories
+        ],
+        title="log directories",
+    )
 
 
 def _print_reasons(offline: Sequence[dict[str, Any]]) -> None:

@@ -38,7 +38,6 @@ from millrace.wire.messages.cluster import (
     MetadataResponse,
 )
 from millrace.wire.messages.configs import DescribeConfigsRequest, DescribeConfigsResponse
-from millrace.wire.messages.log_dirs import DescribeLogDirsRequest, DescribeLogDirsResponse
 from millrace.wire.messages.partitions import ListPartitionReassignmentsRequest, ListPartitionReassignmentsResponse
 from millrace.wire.messages.quorum import DescribeQuorumRequest, DescribeQuorumResponse
 from millrace.wire.schema import Request
@@ -194,21 +193,6 @@ def _min_isr(admin: Administration, topics: list[str]) -> Iterable[Change]:
         # A topic that was deleted in this moment has no settings.
         for config in result.configs:
             yield ConfigChanged(ResourceType.TOPIC, result.resource_name, ((config.name, config.value),))
-
-
-def read_sizes(admin: Administration, image: ClusterImage) -> dict[TopicPartition, int]:
-    """How large each partition is, as the largest of its replicas; what cannot be told is left out."""
-    sizes: dict[TopicPartition, int] = {}
-    for broker in image.live_brokers:
-        try:
-            answer: DescribeLogDirsResponse = admin.ask_broker(broker.broker_id, DescribeLogDirsRequest(topics=None))
-        except ApiError:
-            continue
-        for topic in (topic for directory in answer.results for topic in directory.topics):
-            for each in topic.partitions:
-                place = TopicPartition(topic.name, each.partition_index)
-                sizes[place] = max(sizes.get(place, 0), each.partition_size)
-    return sizes
 
 
 # --- judging ----------------------------------------------------------------------------------------------------------

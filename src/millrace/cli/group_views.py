@@ -1,22 +1,28 @@
 """Groups as the command line shows them, whatever their protocol: classic, consumer (KIP-848) or share (queues).
 
 Each kind has a request of its own that describes it, and knows no other kind; so they are asked in turn. Not here:
-what is printed (`cli.groups`, `cli.queues`), changes.
+what is printed (`cli.groups`, `cli.queues`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
 from millrace.client.cluster import LATEST, ClusterClient, raise_for
+from millrace.client.versions import known_code
 from millrace.errors import ApiError, ErrorCode, ProtocolError
 from millrace.groups.subscription import read_assignment
-from millrace.model import TopicPartition
+from millrace.model import NO_BROKER, TopicPartition
 from millrace.wire.messages.consumer_groups import ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse
-from millrace.wire.messages.group_offsets import OffsetFetchRequest, OffsetFetchResponse
+from millrace.wire.messages.group_offsets import (
+    OffsetDeleteRequest,
+    OffsetDeleteResponse,
+    OffsetFetchRequest,
+    OffsetFetchResponse,
+)
 from millrace.wire.messages.groups import DescribeGroupsRequest, DescribeGroupsResponse, ListGroupsRequest
 from millrace.wire.messages.share_groups import ShareGroupDescribeRequest, ShareGroupDescribeResponse
 from millrace.wire.schema import Request
@@ -126,14 +132,56 @@ def committed_offsets(cluster: ClusterClient, name: str) -> dict[TopicPartition,
     return cluster.ask_coordinator(name, f"offsets of group '{name}'", request, read)
 
 
+def delete_offsets(
+    cluster: ClusterClient, name: str, partitions: Collection[TopicPartition]
+) -> dict[TopicPartition, str]:
+    """Have the group forget what it has committed; those that could not be forgotten, with the reason."""
+    topics: dict[str, list[OffsetDeleteRequest.OffsetDeleteRequestPartition]] = {}
+    for each in partitions:
+        topics.setdefault(each.topic, []).append(
+            OffsetDeleteRequest.OffsetDeleteRequestPartition(partition_index=each.partition)
+        )
+    request = OffsetDeleteRequest(
+        group_id=name,
+        topics=[
+            OffsetDeleteRequest.OffsetDeleteRequestTopic(name=topic, partitions=indexes)
+            for topic, indexes in topics.items()
+        ],
+    )
+
+    def read(response: OffsetDeleteResponse) -> dict[TopicPartition, str]:
+        raise_for(response.error_code)
+        answers = {
+            TopicPartition(topic.name, each.partition_index): each.error_code
+            for topic in response.topics
+            for each in topic.partitions
+        }
+        # What was not answered was not done.
+        codes = {each: answers.get(each, ErrorCode.UNKNOWN_SERVER_ERROR) for each in partitions}
+        return {each: _reason(code) for each, code in codes.items() if code}
+
+    return cluster.ask_coordinator(name, f"offsets of group '{name}'", request, read)
+
+
+def _reason(code: int) -> str:
+    known = known_code(code)
+    if known is ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC:
+        return f"a running member reads the topic ({known.name})"
+    return known.name
+
+
 def end_offsets(cluster: ClusterClient, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-    """Of the partitions that still exist: a group may have read a topic that was deleted since."""
+    """Of the partitions that still exist and have a leader to ask: a group may have read a topic that was deleted."""
     wanted = list(partitions)
     topics = cluster.topics({each.topic for each in wanted})
-    existing = {
-        each: LATEST for each in wanted if each.topic in topics and each.partition in topics[each.topic].partitions
+    led = {
+        each: LATEST
+        for each in wanted
+        if each.topic in topics
+        and each.partition in topics[each.topic].partitions
+        and topics[each.topic].partitions[each.partition].leader != NO_BROKER
     }
-    return {each: offset for each, offset in cluster.list_offsets(existing).items() if offset is not None}
+    return {each: offset for each, offset in cluster.list_offsets(led).items() if offset is not None}
 
 
 def _consumer_group(response: ConsumerGroupDescribeResponse) -> GroupView:

@@ -1,25 +1,29 @@
 """`millrace groups`: groups of every type, what they have read, how far they lag, who reads, and moving them.
 
-A reset is planned first and shown; only `--execute` commits it. The offsets of a group can move only while it has no
+A reset or an import is planned first and shown. The offsets of a group can move only while it has no
 members, which the broker enforces. Groups that read a topic as a queue (share groups) are listed and described like
-the others; they are moved by `millrace queues`. Not here: how groups are asked for (`cli.group_views`).
+the others; they are moved by `millrace queues`. Not here: how groups are asked for (`cli.group_views`), what a file of
+offsets looks like (`cli.offset_files`).
 """
 
 from __future__ import annotations
 
 import fnmatch
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from millrace.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Client, Json, Yes, confirm, name_values
-from millrace.cli.output import CommandError, count_text, print_error, print_json, print_remark, print_table
+from millrace.cli.output import CommandError, Sum, count_text, print_error, print_json, print_remark, print_table
 from millrace.cli.times import parse_time_ms
 from millrace.cli.topics import offset_bounds
 from millrace.clock import SystemClock
+from millrace.model import TopicPartition
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
@@ -28,10 +32,15 @@ if TYPE_CHECKING:
     from millrace.client.cluster import ClusterClient
 
 app = typer.Typer(
-    no_args_is_help=True, add_completion=False, help="List, describe, reset and delete groups of every type."
+    no_args_is_help=True, add_completion=False, help="List, describe, move and delete groups of every type."
 )
 
 Groups = Annotated[list[str], typer.Argument(metavar="GROUP...", show_default=False, help="Group names.")]
+Group = Annotated[str, typer.Argument(metavar="GROUP", show_default=False, help="The group.")]
+Topics = Annotated[
+    list[str] | None,
+    typer.Option("--topic", "-t", metavar="TOPIC[:P,P]", help="Which topics or partitions; repeatable."),
+]
 Partition = tuple[str, int]
 
 
@@ -98,11 +107,16 @@ def _known_words(said: list[str] | None, known: Sequence[str], option: str) -> l
     return words
 
 
-@app.command(epilog="Example: millrace groups describe billing --members")
+@app.command(
+    epilog="Examples: `millrace groups describe billing --members` or, of every type, `millrace groups describe --all`"
+)
 def describe(
-    names: Groups,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[GROUP...]", show_default=False, help="Group names, unless --all.")
+    ] = None,
     *,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    all_groups: Annotated[bool, typer.Option("--all", help="Every group, of every type.")] = False,
     members: Annotated[
         bool, typer.Option("--members", help="Also who the members are, their epochs and what they read.")
     ] = False,
@@ -112,12 +126,18 @@ def describe(
     """Show type, state, epoch, offsets, lag and members of groups.
 
     A member of a consumer group (KIP-848) has an epoch, and a target that it gets to step by step: what it still waits
-    for, and what it is still to give up, is shown beside what it reads.
+    for, and what it is still to give up, is shown beside what it reads. Where a partition cannot be asked for its end,
+    the lag ends with `+ ?`, and is null in JSON.
     """
+    if bool(names) == all_groups:
+        raise CommandError("which groups? name them, or say --all", exit_code=2)
+    from millrace.cli import group_views
     from millrace.cli.queue_consume import open_client
 
     with open_client(bootstrap, name_values(client, "--client")) as cluster:
-        groups = [_description(cluster, name) for name in names]
+        if all_groups:
+            names = [one.name for one in group_views.list_groups(cluster)]
+        groups = [group for name in names or () if (group := _description(cluster, name, may_be_gone=all_groups))]
     if as_json:
         print_json(groups)
         return
@@ -128,12 +148,13 @@ def describe(
 def _print_description(group: dict[str, Any], *, with_members: bool) -> None:
     facts = {name: group[name] for name in ("state", "type", "epoch", "assignor") if group[name] is not None}
     told = " ".join(f"{name}={value}" for name, value in facts.items())
+    lag = _lag(group["partitions"]).text("{:,}".format)
     is_queue = group["type"] == "share"
     fields = ("start", "end_offset", "lag", "members") if is_queue else ("committed", "end_offset", "lag", "member")
     print_table(
         ["topic", "partition", fields[0], "end", *fields[2:]],
         [(one["topic"], one["partition"], *(one[field] for field in fields)) for one in group["partitions"]],
-        title=f"{group['group']}  {told} members={len(group['members'])} lag={group['lag']:,}",
+        title=f"{group['group']}  {told} members={len(group['members'])} lag={lag}",
     )
     if with_members:
         columns = ["member", "instance", "client", "host", "protocol", "epoch", "partitions", "waits for", "gives up"]
@@ -146,18 +167,16 @@ def _print_description(group: dict[str, Any], *, with_members: bool) -> None:
                 )
                 for one in group["members"]
             ],
+            title=f"{group['group']}  members",
         )
 
 
 @app.command(epilog="Example: millrace groups reset billing --topic orders --to-time '1h ago' --execute")
 def reset(
-    name: Annotated[str, typer.Argument(metavar="GROUP", show_default=False, help="The group.")],
+    name: Group,
     *,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
-    topics: Annotated[
-        list[str] | None,
-        typer.Option("--topic", "-t", metavar="TOPIC[:P,P]", help="Which topics or partitions; repeatable."),
-    ] = None,
+    topics: Topics = None,
     all_topics: Annotated[bool, typer.Option("--all-topics", help="All topics the group has committed.")] = False,
     to_earliest: Annotated[bool, typer.Option("--to-earliest", help="To the first record.")] = False,
     to_latest: Annotated[bool, typer.Option("--to-latest", help="After the last record.")] = False,
@@ -166,9 +185,7 @@ def reset(
         str | None, typer.Option("--to-time", help="To this time: ISO 8601, milliseconds, or '1h ago'.")
     ] = None,
     by: Annotated[int | None, typer.Option("--by", help="So many records on, or back if negative.")] = None,
-    execute: Annotated[
-        bool, typer.Option("--execute/--dry-run", help="Do it, or only show the plan (the default).")
-    ] = False,
+    execute: Annotated[bool, typer.Option("--execute/--dry-run", help="Do it, or only show the plan.")] = False,
     client: Client = None,
     as_json: Json = False,
 ) -> None:
@@ -190,14 +207,150 @@ def reset(
     plan = _plan(admin, chosen, committed, target)
     if execute:
         _commit(admin, name, {partition: new for partition, (_, new) in plan.items()})
-    rows = [(topic, index, old, new) for (topic, index), (old, new) in sorted(plan.items())]
     if as_json:
-        fields = ("topic", "partition", "from", "to")
-        partitions = [dict(zip(fields, row, strict=True)) for row in rows]
-        print_json({"group": name, "executed": execute, "partitions": partitions})
+        print_json({"group": name, "executed": execute, "partitions": _plan_as_json(plan)})
         return
-    print_table(["topic", "partition", "from", "to"], rows)
+    _print_plan(plan)
     print_remark("done" if execute else "a plan only; say --execute to do it")
+
+
+@app.command(
+    "export",
+    epilog="Examples: `millrace groups export billing > billing.csv`, and later or elsewhere "
+    "`millrace groups import billing billing.csv`. Kafka's kafka-consumer-groups reads the same file with --from-file.",
+)
+def export_offsets(
+    name: Group,
+    *,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    client: Client = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of CSV.")] = False,
+) -> None:
+    """Print the committed offsets of a group as a file to import: lines of topic,partition,offset."""
+    from millrace.cli import group_views, offset_files
+    from millrace.cli.queue_consume import open_client
+
+    with open_client(bootstrap, name_values(client, "--client")) as cluster:
+        group = group_views.describe_group(cluster, name)
+        if group is None:
+            raise CommandError(f"there is no group '{name}'; see: millrace groups list")
+        if group.type == group_views.SHARE:
+            raise CommandError(f"'{name}' is a queue; it commits no offsets")
+        offsets = group_views.committed_offsets(cluster, name)
+    if not offsets:
+        raise CommandError(f"group '{name}' has no committed offsets")
+    if as_json:
+        print_json(offset_files.as_json(name, offsets))
+    else:
+        print(offset_files.csv_text(offsets), end="")
+
+
+@app.command("import", epilog="Example: millrace groups import billing billing.csv --dry-run")
+def import_offsets(
+    name: Group,
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", show_default=False, help="What `groups export` wrote; - is stdin.")
+    ],
+    *,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the plan.")] = False,
+    yes: Yes = False,
+    client: Client = None,
+    as_json: Json = False,
+) -> None:
+    """Commit the offsets of a file for a group that has no running members.
+
+    The file is CSV as Kafka's kafka-consumer-groups writes it (topic,partition,offset), or JSON. The group need not
+    exist. An offset that lies outside of its partition becomes the nearest that does not.
+    """
+    from millrace.cli.connection import open_admin
+    from millrace.cli.offset_files import read_offsets
+
+    wanted = read_offsets(sys.stdin.read() if str(file) == "-" else file.read_text(), name)
+    overrides = name_values(client, "--client")
+    _check_movable(bootstrap, overrides, name, now=not dry_run)
+    admin = open_admin(bootstrap, overrides)
+    indexes: dict[str, list[str]] = {}
+    for topic, index in wanted:
+        indexes.setdefault(topic, []).append(str(index))
+    _chosen(admin, [f"{topic}:{','.join(found)}" for topic, found in indexes.items()])
+    committed = _committed(admin, name)
+    plan = {
+        place: (committed.get(place), min(max(wanted[TopicPartition(*place)], start), end))
+        for place, (start, end) in offset_bounds(admin, sorted(wanted)).items()
+    }
+    if not as_json:
+        _print_plan(plan)
+    for place, (_, new) in sorted(plan.items()):
+        if new != wanted[TopicPartition(*place)]:
+            print_remark(
+                f"{TopicPartition(*place)}: {wanted[TopicPartition(*place)]} is outside of the log, {new} is nearest"
+            )
+    if not dry_run:
+        confirm(f"Commit {count_text(len(plan), 'offset')} for group {name}?", yes=yes)
+        _commit(admin, name, {place: new for place, (_, new) in plan.items()})
+    if as_json:
+        print_json({"group": name, "executed": not dry_run, "partitions": _plan_as_json(plan)})
+    else:
+        print_remark("a plan only" if dry_run else "done")
+
+
+@app.command(
+    "delete-offsets", epilog="Example: millrace groups delete-offsets billing --topic orders --partition 3 --yes"
+)
+def delete_offsets(
+    name: Group,
+    *,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    topics: Topics = None,
+    partitions: Annotated[
+        list[int] | None,
+        typer.Option("--partition", "-p", min=0, help="Only this partition of the topic; repeatable."),
+    ] = None,
+    yes: Yes = False,
+    client: Client = None,
+    as_json: Json = False,
+) -> None:
+    """Forget what a group has committed for topics that it no longer reads."""
+    if not topics:
+        raise CommandError("which topics? say --topic", exit_code=2)
+    if partitions and (len(topics) > 1 or ":" in topics[0]):
+        raise CommandError("--partition goes with one --topic TOPIC", exit_code=2)
+    if partitions:
+        topics = [f"{topics[0]}:{','.join(map(str, partitions))}"]
+    from millrace.cli import group_views
+    from millrace.cli.connection import open_admin
+    from millrace.cli.queue_consume import open_client
+
+    overrides = name_values(client, "--client")
+    _check_movable(bootstrap, overrides, name, now=False)
+    chosen = _chosen(open_admin(bootstrap, overrides), topics)
+    with open_client(bootstrap, overrides) as cluster:
+        if group_views.describe_group(cluster, name) is None:
+            raise CommandError(f"there is no group '{name}'; see: millrace groups list")
+        committed = group_views.committed_offsets(cluster, name)
+        doomed = sorted(committed.keys() & {TopicPartition(*place) for place in chosen})
+        if not doomed:
+            raise CommandError(f"group '{name}' has committed nothing for {', '.join(topics)}")
+        confirm(f"Forget {count_text(len(doomed), 'offset')} of group {name}?", yes=yes)
+        failures = group_views.delete_offsets(cluster, name, doomed)
+    outcomes = [
+        {
+            "topic": each.topic,
+            "partition": each.partition,
+            "offset": committed[each],
+            "result": failures.get(each, "deleted"),
+        }
+        for each in doomed
+    ]
+    if as_json:
+        print_json({"group": name, "partitions": outcomes})
+    else:
+        print_table(["topic", "partition", "offset", "result"], [list(one.values()) for one in outcomes])
+    for each, reason in failures.items():
+        print_error(f"{each}: {reason}")
+    if failures:
+        raise typer.Exit(1)
 
 
 @app.command(epilog="Example: millrace groups delete billing --yes")
@@ -234,6 +387,19 @@ def delete(
         raise typer.Exit(1)
 
 
+def _plan_as_json(plan: Mapping[Partition, tuple[int | None, int]]) -> list[dict[str, Any]]:
+    return [
+        {"topic": topic, "partition": index, "from": old, "to": new}
+        for (topic, index), (old, new) in sorted(plan.items())
+    ]
+
+
+def _print_plan(plan: Mapping[Partition, tuple[int | None, int]]) -> None:
+    print_table(
+        ["topic", "partition", "from", "to"], [(*place, old, new) for place, (old, new) in sorted(plan.items())]
+    )
+
+
 def _check_movable(bootstrap: str, overrides: Mapping[str, str], name: str, *, now: bool) -> None:
     """CommandError where the group cannot be reset; the broker would say so too, in words that need explaining."""
     from millrace.cli import group_views
@@ -259,11 +425,13 @@ def _committed(admin: AdminClient, group: str) -> dict[Partition, int]:
     return {(one.topic, one.partition): one.offset for one in answer.topic_partitions if one.offset >= 0}
 
 
-def _description(cluster: ClusterClient, name: str) -> dict[str, Any]:
+def _description(cluster: ClusterClient, name: str, *, may_be_gone: bool) -> dict[str, Any] | None:
     from millrace.cli import group_views
 
     group = group_views.describe_group(cluster, name)
     if group is None:
+        if may_be_gone:
+            return None
         raise CommandError(f"there is no group '{name}'; see: millrace groups list")
     is_queue = group.type == group_views.SHARE
     partitions = _queue_partitions(cluster, group) if is_queue else _partitions(cluster, group)
@@ -274,10 +442,17 @@ def _description(cluster: ClusterClient, name: str) -> dict[str, Any]:
         "epoch": group.epoch,
         "target_epoch": group.target_epoch,
         "assignor": group.assignor,
-        "lag": sum(one["lag"] or 0 for one in partitions),
+        "lag": _lag(partitions).or_none,
         "members": [_member(one) for one in group.members],
         "partitions": partitions,
     }
+
+
+def _lag(partitions: list[dict[str, Any]]) -> Sum:
+    """What was never read has no lag; what cannot be asked for its end has one that is not known."""
+    return Sum(
+        sum(one["lag"] or 0 for one in partitions), complete=all(one["end_offset"] is not None for one in partitions)
+    )
 
 
 def _member(member: MemberView) -> dict[str, Any]:

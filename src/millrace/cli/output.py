@@ -1,18 +1,27 @@
 """What a command prints: tables for people, JSON for scripts, one-line errors.
 
-A table goes through rich on a terminal and as plain aligned columns elsewhere, so that a pipe sees whole names and no
-frame, and does not pay for importing rich. Data goes to stdout; remarks, progress and errors go to stderr.
+A table in a pipe has one line per row, however long, so that a script sees whole names. On a terminal it keeps to the
+terminal's width, and a word is never broken: `lay_out` says how. Data goes to stdout; remarks, progress and errors go
+to stderr.
 """
 
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import sys
-from collections.abc import Iterable, Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, Final
 
 from millrace.errors import MillraceError
 
+_GAP: Final = "  "
+_BOLD: Final = "\x1b[1m"
+_PLAIN: Final = "\x1b[0m"
 _DECIMAL_UNITS: Final = ("B", "kB", "MB", "GB", "TB")
 
 
@@ -22,6 +31,21 @@ class CommandError(MillraceError):
     def __init__(self, message: str, *, exit_code: int = 1) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """A sum over things of which some may not be known: `1,234 + ?`, null in JSON."""
+
+    known: int
+    complete: bool
+
+    @property
+    def or_none(self) -> int | None:
+        return self.known if self.complete else None
+
+    def text(self, write: Callable[[int], str]) -> str:
+        return write(self.known) if self.complete else f"{write(self.known)} + ?"
 
 
 def print_error(message: str) -> None:
@@ -40,43 +64,94 @@ def print_json(value: Any) -> None:
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> None:
     """A table; columns whose cells are all numbers stand flush right, None is shown as '-'."""
-    cells = [["-" if cell is None else str(cell) for cell in row] for row in rows]
-    numeric = [bool(cells) and all(_is_number(row[index]) for row in cells) for index in range(len(columns))]
-    if sys.stdout.isatty():
-        _print_rich_table(columns, cells, numeric, title)
-    else:
-        _print_plain_table(columns, cells, numeric, title)
+    cells = [["-" if cell is None else _printable(str(cell)) for cell in row] for row in rows]
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    for line in _wrapped(_printable(title), width) if title else ():
+        print(line if width is None else f"{_BOLD}{line}{_PLAIN}")
+    for line in lay_out(columns, cells, width):
+        print(line)
 
 
-def _print_plain_table(columns: Sequence[str], cells: list[list[str]], numeric: list[bool], title: str | None) -> None:
-    if title:
-        print(title)
-    lines = [[name.upper() for name in columns], *cells]
-    widths = [max(len(line[index]) for line in lines) for index in range(len(columns))]
-    for line in lines:
-        padded = (
-            cell.rjust(width) if right else cell.ljust(width)
-            for cell, width, right in zip(line, widths, numeric, strict=True)
-        )
-        print("  ".join(padded).rstrip())
+def lay_out(columns: Sequence[str], rows: list[list[str]], width: int | None) -> list[str]:
+    """The lines of a table. What does not fit into `width` gives way in this order, and never in the middle of a word:
+
+    columns that are empty in every row are left out; cells of several words are wrapped; and where that is not enough,
+    each row becomes a block of lines, one per column.
+    """
+    names = [name.upper() for name in columns]
+    if width is None or _table_width(_natural_widths(names, rows)) <= width:
+        return _table(names, rows, _natural_widths(names, rows))
+    kept = [index for index in range(len(names)) if not rows or any(row[index] != "-" for row in rows)]
+    names, rows = [names[index] for index in kept], [[row[index] for index in kept] for row in rows]
+    widths = _shrunk_widths(names, rows, width)
+    if widths is not None:
+        return _table(names, rows, widths)
+    return _blocks(names, rows, width)
 
 
-def _print_rich_table(columns: Sequence[str], cells: list[list[str]], numeric: list[bool], title: str | None) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+def _natural_widths(names: list[str], rows: list[list[str]]) -> list[int]:
+    return [max(map(len, column)) for column in zip(names, *rows, strict=True)]
 
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name, right in zip(columns, numeric, strict=True):
-        table.add_column(name, justify="right" if right else "left", overflow="fold")
-    for row in cells:
-        table.add_row(*(Text(cell) for cell in row))
-    Console().print(table)
+
+def _table_width(widths: list[int]) -> int:
+    return sum(widths) + len(_GAP) * (len(widths) - 1)
+
+
+def _shrunk_widths(names: list[str], rows: list[list[str]], width: int) -> list[int] | None:
+    """The widest columns made narrower, down to their longest word; None where that is not enough."""
+    widths = _natural_widths(names, rows)
+    narrowest = [
+        max(len(word) for cell in column for word in cell.split() or [""]) for column in zip(names, *rows, strict=True)
+    ]
+    while _table_width(widths) > width:
+        widest = max(range(len(widths)), key=lambda index: (widths[index] > narrowest[index], widths[index]))
+        if widths[widest] <= narrowest[widest]:
+            return None
+        widths[widest] -= 1
+    return widths
+
+
+def _table(names: list[str], rows: list[list[str]], widths: list[int]) -> list[str]:
+    right = [bool(rows) and all(_is_number(row[index]) for row in rows) for index in range(len(names))]
+    lines = []
+    for row in [names, *rows]:
+        wrapped = [_wrapped(cell, width) for cell, width in zip(row, widths, strict=True)]
+        for parts in zip_longest(*wrapped, fillvalue=""):
+            aligned = (
+                part.rjust(width) if flush_right else part.ljust(width)
+                for part, width, flush_right in zip(parts, widths, right, strict=True)
+            )
+            lines.append(_GAP.join(aligned).rstrip())
+    return lines
+
+
+def _blocks(names: list[str], rows: list[list[str]], width: int) -> list[str]:
+    label = max(map(len, names))
+    indent = " " * (label + len(_GAP))
+    lines: list[str] = []
+    for row in rows:
+        if lines:
+            lines.append("")
+        for name, cell in zip(names, row, strict=True):
+            parts = _wrapped(cell, max(width - len(indent), 1))
+            lines += [name.ljust(label) + _GAP + parts[0], *(indent + part for part in parts[1:])]
+    return lines
+
+
+def _wrapped(cell: str, width: int | None) -> list[str]:
+    """Lines of whole words; one that is longer than the width stays whole."""
+    if width is None or len(cell) <= width:
+        return [cell]
+    return textwrap.wrap(cell, width, break_long_words=False, break_on_hyphens=False) or [""]
+
+
+def _printable(text: str) -> str:
+    """Names come from anybody: what would move the cursor or colour the screen is shown as its escape."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def _is_number(cell: str) -> bool:
-    return cell == "-" or cell.replace(",", "").lstrip("-").isdigit()
+    return re.fullmatch(r"-|-?[\d,.]+( [kMGT]?B)?( \+ \?)?", cell) is not None
 
 
 def size_text(size_bytes: float) -> str:

@@ -17,7 +17,8 @@ from typing import Annotated, Any, Final
 import typer
 
 from millrace.cli import moves
-from millrace.cli.cluster_state import Administration, health, read_cluster, read_sizes
+from millrace.cli.cluster_state import Administration, health, read_cluster
+from millrace.cli.log_dirs import largest_replicas, read_log_dirs
 from millrace.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Client, Json, Yes, confirm, name_values
 from millrace.cli.output import CommandError, count_text, print_error, print_json, print_remark, print_table, size_text
 from millrace.cluster.image import ClusterImage
@@ -102,7 +103,7 @@ def _brokers_to_add(text: str | None) -> list[int]:
 
 
 def _show_plan(admin: Administration, image: ClusterImage, plan: Sequence[Reassignment]) -> None:
-    sizes = read_sizes(admin, image)
+    sizes = largest_replicas(read_log_dirs(admin, image))
     copied = [(TopicPartition(move.topic, move.index), len(moves.replicas_added(image, move))) for move in plan]
     size_bytes = sum(sizes.get(place, 0) * count for place, count in copied)
     print_table(

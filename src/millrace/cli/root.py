@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import importlib
 import os
-import signal
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, Final
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from millrace import __version__
+from millrace.cli.completion import offer_words
+from millrace.cli.help import help_text
 from millrace.cli.output import CommandError, print_error
+from millrace.cli.process import flushed, interruptible, open_closed_streams, sigterm_as_ctrl_c
 from millrace.cli.profiles import add_profile_option
 from millrace.errors import MillraceError
 
@@ -48,7 +47,36 @@ EPILOG: Final = (
 )
 
 
-class NounGroup(TyperGroup):
+class Command(TyperCommand):
+    """What a person can call: with our help and completion, and Ctrl-C as an exception from the moment it begins."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        for parameter in self.params:
+            offer_words(parameter)
+
+    def get_help(self, ctx: Any) -> str:
+        return help_text(self, ctx)
+
+    def invoke(self, ctx: Any) -> Any:
+        with interruptible():
+            return super().invoke(ctx)
+
+
+class CommandGroup(TyperGroup):
+    """Something with verbs. Alone it shows its help, which is no success."""
+
+    def get_help(self, ctx: Any) -> str:
+        return help_text(self, ctx)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args and self.no_args_is_help and not ctx.resilient_parsing:
+            typer.echo(self.get_help(ctx))
+            raise typer.Exit(2)
+        return super().parse_args(ctx, args)
+
+
+class NounGroup(CommandGroup):
     """The root command. It imports a noun's module only when that noun was typed, or when help lists them all."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
@@ -59,20 +87,28 @@ class NounGroup(TyperGroup):
             return None
         command = self.commands.get(cmd_name)
         if command is None:
-            command = get_command(importlib.import_module(f"millrace.cli.{cmd_name}").app)
+            command = _command_of(importlib.import_module(f"millrace.cli.{cmd_name}").app)
             command.name = cmd_name
             add_profile_option(command)
             self.commands[cmd_name] = command
         return command
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args and not args[0].startswith("-") and args[0] not in NOUNS:
+        if args and not args[0].startswith("-") and args[0] not in NOUNS and not ctx.resilient_parsing:
             from difflib import get_close_matches
 
             near = get_close_matches(args[0], NOUNS, n=1)
             hint = f"did you mean '{near[0]}'?" if near else f"the commands are {', '.join(NOUNS)}"
             raise CommandError(f"no command '{args[0]}': {hint}", exit_code=2)
         return super().resolve_command(ctx, args)
+
+
+def _command_of(noun: typer.Typer) -> Any:
+    """The noun as a command; itself and its verbs are of the classes above, which their module need not know."""
+    noun.info.cls = CommandGroup
+    for verb in noun.registered_commands:
+        verb.cls = Command
+    return get_command(noun)
 
 
 def _print_version(wanted: bool) -> None:
@@ -82,7 +118,11 @@ def _print_version(wanted: bool) -> None:
 
 
 app = typer.Typer(
-    cls=NounGroup, no_args_is_help=True, epilog=EPILOG, pretty_exceptions_enable=False, rich_markup_mode="rich"
+    cls=NounGroup,
+    no_args_is_help=True,
+    epilog=EPILOG,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
@@ -97,21 +137,9 @@ def millrace(
 
 def run(argv: list[str]) -> int:
     """The exit code of one command line. Errors meant for people end here, as one line."""
-    with _sigterm_as_ctrl_c():
-        return _run(argv)
-
-
-@contextmanager
-def _sigterm_as_ctrl_c() -> Iterator[None]:
-    """Whoever stops a command politely wants what Ctrl-C gives: records delivered, groups left."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    previous = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
+    open_closed_streams()
+    with sigterm_as_ctrl_c():
+        return flushed(_run(argv))
 
 
 def _run(argv: list[str]) -> int:
@@ -122,9 +150,8 @@ def _run(argv: list[str]) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
-        _silence_stdout()
-        return 1
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else 1
     except Exception as error:  # noqa: BLE001  # the boundary: what is not known here is raised again
         if os.environ.get("MILLRACE_DEBUG"):
             import traceback
@@ -150,7 +177,7 @@ def _report(error: Exception) -> int:
         print_error(str(error))
         return 1
     if isinstance(error, OSError):
-        print_error(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+        print_error(f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error))
         return 1
     if "confluent_kafka" in sys.modules:
         from millrace.cli.connection import explain_kafka_exception
@@ -160,10 +187,3 @@ def _report(error: Exception) -> int:
             print_error(text)
             return 1
     raise error
-
-
-def _silence_stdout() -> None:
-    """The reader of our pipe has gone: keep the interpreter from complaining when it flushes stdout at exit."""
-    devnull = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(devnull, sys.stdout.fileno())
-    os.close(devnull)

@@ -17,7 +17,7 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SRC), os.environ
 SUBCOMMANDS = [
     *([noun] for noun in NOUNS),
     *(["topics", verb] for verb in ("create", "list", "describe", "alter", "delete")),
-    *(["groups", verb] for verb in ("list", "describe", "reset", "delete")),
+    *(["groups", verb] for verb in ("list", "describe", "reset", "export", "import", "delete-offsets", "delete")),
     *(["queues", verb] for verb in ("list", "describe", "reset", "alter", "delete")),
     *(["configs", verb] for verb in ("get", "set", "unset")),
     *(["pipeline", verb] for verb in ("list", "show", "copy", "run")),
@@ -91,6 +91,8 @@ def test_a_bare_noun_shows_its_help_once(argv: list[str], capsys: pytest.Capture
         (["consume", "t", "--format", "{no}"], "no field '{no}'"),
         (["groups", "list", "--type", "modern"], "--type is classic, consumer, share or streams, not 'modern'"),
         (["groups", "list", "--state", "idle"], "--state is empty, stable,"),
+        (["groups", "describe"], "which groups? name them, or say --all"),
+        (["groups", "delete-offsets", "g"], "which topics? say --topic"),
         (["groups", "reset", "g", "--all-topics"], "give one of --to-earliest"),
         (["groups", "reset", "g", "--to-latest"], "give either --topic or --all-topics"),
         (["queues", "alter", "q"], "nothing to alter"),
