@@ -81,7 +81,7 @@ def _files_of(path: Path) -> list[Path]:
         raise CommandError(f"there is no file '{path}'")
     if reader_of(path) is None:
         raise CommandError(
-            f"'{path.name}' is no file of a data directory; known are {', '.join(known_names())}", exit_code=2
+            f"'{path.name}' is no file of a log directory; known are {', '.join(known_names())}", exit_code=2
         )
     return [path]
 
