@@ -144,6 +144,14 @@ def test_an_end_that_is_not_written_yet_is_waited_for_with_follow(run: CommandLi
     assert process.returncode == 0
 
 
+def test_a_start_that_is_not_written_yet_is_waited_for_with_follow(run: CommandLine, topic: str) -> None:
+    with run.start("consume", topic, "--partition", "0", "--from-offset", "4", "--follow", "--max", "1") as process:
+        assert process.stdout is not None
+        run.raw("produce", topic, "--partition", "0", stdin=b"4th\n5th\n")
+        assert process.stdout.read() == b"5th\n"
+    assert process.returncode == 0
+
+
 def test_a_time_that_has_not_come_yet_is_waited_for_with_follow(run: CommandLine, topic: str) -> None:
     """Partition 0 is done by a record of that time, partition 1 by the clock: it has none."""
     ends_at = time.time() + 3

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import combinations
 from typing import Any, Final
 
 from millrace.cli.output import CommandError
@@ -17,6 +19,12 @@ def exclude(first: Given, second: Given, why: str) -> None:
     """Refuse two options that were both given."""
     if all(value is not None and value is not False for _, value in (first, second)):
         raise CommandError(f"{first[0]} and {second[0]} exclude each other: {why}", exit_code=2)
+
+
+def at_most_one(options: Mapping[str, object], why: str) -> None:
+    """Refuse more than one of these."""
+    for first, second in combinations(options.items(), 2):
+        exclude(first, second, why)
 
 
 def sending_settings(acks: str, compression: str) -> dict[str, Any]:

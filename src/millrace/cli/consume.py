@@ -15,12 +15,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from itertools import combinations
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from millrace.cli.choices import exclude
+from millrace.cli.choices import at_most_one, exclude
 from millrace.cli.consume_bounds import End, Selection, Start, begin_offsets, find_partitions
 from millrace.cli.consume_printing import Limits, Printer, render_json, show_progress
 from millrace.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Client, name_values
@@ -121,11 +120,11 @@ def consume(
 ) -> None:
     """Print the records of topics."""
     clock = SystemClock()
-    _check_exclusions(
+    at_most_one(
         {"--from-beginning": from_beginning, "--from-offset": from_offset, "--from-time": from_time},
         "reading begins in one place",
     )
-    _check_exclusions({"--to-offset": to_offset, "--to-time": to_time}, "reading ends in one place")
+    at_most_one({"--to-offset": to_offset, "--to-time": to_time}, "reading ends in one place")
     columns = {
         "--timestamps": show_timestamps,
         "--offsets": show_offsets,
@@ -201,11 +200,6 @@ def _template(columns: set[str], selection: Selection) -> str:
         "--keys": "{key}",
     }
     return "\t".join([*(field for name, field in fields.items() if name in columns), "{value}"])
-
-
-def _check_exclusions(options: dict[str, object], why: str) -> None:
-    for first, second in combinations(options.items(), 2):
-        exclude(first, second, why)
 
 
 def _settings(group: str | None, start: Start, limits: Limits) -> dict[str, Any]:

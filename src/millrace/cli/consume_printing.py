@@ -123,7 +123,9 @@ class Printer:
             self._ends.add(bounds.unfinished(found, begin))
             begin = {partition: offset for partition, offset in begin.items() if partition in self._ends}
         if begin:
-            self._consumer.incremental_assign([bounds.place(one, offset) for one, offset in begin.items()])
+            # From an offset that is not written yet the library would go back to the first one.
+            written = {one: min(offset, bounds.bounds(self._consumer, one)[1]) for one, offset in begin.items()}
+            self._consumer.incremental_assign([bounds.place(one, offset) for one, offset in written.items()])
         self._begin |= begin
 
     def watch(self, selection: Selection) -> None:
@@ -196,8 +198,11 @@ class Printer:
             self._handle(problem, message)
             return False
         record = _record(message)
+        partition = TopicPartition(record.topic, record.partition)
+        if record.offset < self._begin.get(partition, 0):
+            return False
         if self._ends is not None and self._ends.exclude(record):
-            self._consumer.pause([bounds.place(TopicPartition(record.topic, record.partition))])
+            self._consumer.pause([bounds.place(partition)])
             return False
         self._out.write(self._render(record))
         self.printed += 1

@@ -30,6 +30,7 @@ NOUNS: Final = (
     "topics",
     "produce",
     "consume",
+    "records",
     "groups",
     "queues",
     "log",
