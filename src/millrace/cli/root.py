@@ -34,6 +34,7 @@ NOUNS: Final = (
     "groups",
     "queues",
     "log",
+    "perf",
     "pipeline",
     "demo",
 )
