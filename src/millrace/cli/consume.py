@@ -178,7 +178,8 @@ def consume(
     from millrace.cli.connection import open_consumer
 
     limits = Limits(max_records, timeout, end, follow)
-    settings = {**_settings(group, start, limits), **selection.subscription_settings(), **overrides}
+    subscribing = {} if group is None else selection.subscription_settings()
+    settings = {**_settings(group, start, limits), **subscribing, **overrides}
     consumer = open_consumer(bootstrap, settings)
     try:
         printed = _print_records(consumer, selection, start, limits, group, lambda record: render(record) + ending)

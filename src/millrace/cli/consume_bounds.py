@@ -1,7 +1,8 @@
 """What `consume` reads: of which topics, from where, up to where.
 
 A pattern matches at the beginning of a name, as librdkafka has it: `^orders` matches `orders-eu`, `^orders$` does not.
-Internal topics (`__...`) match only a pattern that begins with `__` itself.
+Internal topics (`__...`) match only a pattern that begins with `__` itself. In a group, librdkafka (POSIX extended) or
+the broker (RE2) does the matching; elsewhere Python does.
 
 An end is an offset that is not read any more. Without `--follow` it is at most where the partition ends now; with it,
 an end that has not been written yet is waited for. The end for a time is the first record that is not before it, and
@@ -96,7 +97,8 @@ class Selection:
         """How topics that appear later are found, and internal ones kept out, by a group's member."""
         if not self.patterns:
             return {}
-        hidden = {} if self.internal_too else {"topic.blacklist": "^__.*"}
+        internal_too = self.internal_too or any(name.startswith("__") for name in self.names)
+        hidden = {} if internal_too else {"topic.blacklist": "^__.*"}
         return {"topic.metadata.refresh.interval.ms": "2000", **hidden}
 
 

@@ -33,7 +33,10 @@ DEFAULT_SECONDS: Final = 10.0
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Measure throughput and latency of a cluster.")
 
-Records = Annotated[int | None, typer.Option("--records", "-n", min=1, help="How many records.")]
+Records = Annotated[
+    int | None,
+    typer.Option("--records", "-n", min=1, help=f"How many records; {DEFAULT_RECORDS:,} unless --duration is given."),
+]
 Duration = Annotated[float | None, typer.Option("--duration", min=0.1, help="End after so many seconds.")]
 Size = Annotated[int, typer.Option("--size", "-s", min=1, help="Bytes of each record.")]
 Rate = Annotated[float | None, typer.Option("--rate", "-r", min=0.001, help="Records per second, at even intervals.")]
@@ -42,7 +45,9 @@ Compression = Annotated[str, typer.Option("--compression", "-z", help="none, gzi
 Topic = Annotated[
     str | None, typer.Option("--topic", "-t", help="Use this topic; without it one is made, and removed afterwards.")
 ]
-Partitions = Annotated[int | None, typer.Option("--partitions", "-p", min=1, help="Of the topic that is made.")]
+Partitions = Annotated[
+    int | None, typer.Option("--partitions", "-p", min=1, help="Of the topic that is made; 1 unless given.")
+]
 Copies = Annotated[
     int | None,
     typer.Option("--replication-factor", min=1, help="Of the topic that is made; the broker's default unless given."),
@@ -100,7 +105,15 @@ def produce(
 def consume(
     *,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
-    records: Records = None,
+    records: Annotated[
+        int | None,
+        typer.Option(
+            "--records",
+            "-n",
+            min=1,
+            help=f"How many records; all, or {DEFAULT_RECORDS:,} of a topic that is made.",
+        ),
+    ] = None,
     duration: Duration = None,
     size: Annotated[
         int | None, typer.Option("--size", "-s", min=1, help="Bytes of each record of the topic that is made.")
@@ -150,8 +163,15 @@ def consume(
 def end_to_end(
     *,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
-    records: Records = None,
-    duration: Duration = None,
+    records: Annotated[int | None, typer.Option("--records", "-n", min=1, help="How many records.")] = None,
+    duration: Annotated[
+        float | None,
+        typer.Option(
+            "--duration",
+            min=0.1,
+            help=f"End after so many seconds; {DEFAULT_SECONDS:.0f} unless --records is given.",
+        ),
+    ] = None,
     size: Annotated[int, typer.Option("--size", "-s", min=STAMP.size, help="Bytes of each record.")] = 100,
     rate: Annotated[
         float, typer.Option("--rate", "-r", min=0.001, help="Records per second, at even intervals.")

@@ -85,7 +85,7 @@ def produce(
         typer.Option(
             "--timeout",
             min=0.1,
-            help="Seconds a record may take to be delivered [default: 60; for ever with --follow].",
+            help="Seconds a record may take to be delivered; 60 unless given, for ever with --follow.",
         ),
     ] = None,
     follow: Annotated[
