@@ -43,8 +43,10 @@ class Ends:
     """The partitions that are not done yet, and where each of them will be; those that are open wait for a time."""
 
     def __init__(self, ends: Mapping[TopicPartition, int | None], time_ms: int | None) -> None:
-        self._ends = dict(ends)
+        # By plain tuples, which cost less to make for every record than named ones, and are equal to them.
+        self._ends: dict[tuple[str, int], int | None] = {}
         self._time_ms = time_ms
+        self.add(ends)
 
     def __repr__(self) -> str:
         return f"Ends({self._ends})"
@@ -57,11 +59,11 @@ class Ends:
         return not self._ends
 
     def add(self, ends: Mapping[TopicPartition, int | None]) -> None:
-        self._ends |= ends
+        self._ends |= {(partition.topic, partition.partition): end for partition, end in ends.items()}
 
     def exclude(self, record: ReceivedRecord) -> bool:
         """Whether a record lies at or after the end of its partition; a partition that has reached it is done."""
-        partition = TopicPartition(record.topic, record.partition)
+        partition = (record.topic, record.partition)
         if partition not in self._ends:
             return True
         end = self._ends[partition]
@@ -83,7 +85,7 @@ class Ends:
         """Open partitions, once their time has passed."""
         if self._time_ms is None or now_ms < self._time_ms:
             return []
-        return [partition for partition, end in self._ends.items() if end is None]
+        return [TopicPartition(*partition) for partition, end in self._ends.items() if end is None]
 
     def keep_only(self, partitions: Iterable[TopicPartition]) -> None:
         kept = set(partitions)
@@ -108,6 +110,8 @@ class Printer:
         self._ends = Ends({}, limits.end.time_ms) if limits.end.given or not limits.follow else None
         self._begin: dict[TopicPartition, int] = {}
         """What is read, and where that began."""
+        self._unwritten: dict[tuple[str, int], int] = {}
+        """Where partitions begin that did not reach that far."""
         self._watched: Selection | None = None
         self._look_at = 0.0
         self._missed: set[TopicPartition] = set()
@@ -126,6 +130,7 @@ class Printer:
             # From an offset that is not written yet the library would go back to the first one.
             written = {one: min(offset, bounds.bounds(self._consumer, one)[1]) for one, offset in begin.items()}
             self._consumer.incremental_assign([bounds.place(one, offset) for one, offset in written.items()])
+            self._unwritten |= {one: offset for one, offset in begin.items() if offset > written[one]}
         self._begin |= begin
 
     def watch(self, selection: Selection) -> None:
@@ -198,11 +203,10 @@ class Printer:
             self._handle(problem, message)
             return False
         record = _record(message)
-        partition = TopicPartition(record.topic, record.partition)
-        if record.offset < self._begin.get(partition, 0):
+        if self._unwritten and record.offset < self._unwritten.get((record.topic, record.partition), 0):
             return False
         if self._ends is not None and self._ends.exclude(record):
-            self._consumer.pause([bounds.place(partition)])
+            self._consumer.pause([bounds.place(TopicPartition(record.topic, record.partition))])
             return False
         self._out.write(self._render(record))
         self.printed += 1

@@ -18,6 +18,8 @@ from millrace.cli.output import CommandError
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError, Message, Producer
 
+PARTITION_UA: Final = -1
+"""The library's name for: whichever the partitioner chooses."""
 LARGEST_RECORD_BYTES: Final = 100_000_000
 """Brokers take no request above 100 MiB by default; what a topic takes is for the broker to say."""
 LARGEST_BATCH_BYTES: Final = 1_000_000
@@ -90,9 +92,10 @@ class Delivery:
         self.sent_bytes = 0
         self.failed = 0
         self.failures: list[Failure] = []
-        self._rules = rules or TopicRules()
+        self._needs_keys = rules is not None and rules.is_compacted
         self._client_limit = int(settings.get("message.max.bytes", LARGEST_BATCH_BYTES))
         self._producer = open_with({**settings, "delivery.report.only.error": True})
+        self._produce = self._producer.produce
 
     def __repr__(self) -> str:
         return f"Delivery(topic={self.topic!r}, sent={self.sent}, failed={self.failed}, queued={len(self._producer)})"
@@ -107,32 +110,33 @@ class Delivery:
 
     def send(self, record: OutgoingRecord, place: str) -> None:
         """Hand over a record that was read at `place`; `CommandError` says why it cannot be sent at all."""
-        if record.key is None and self._rules.is_compacted:
+        key, value = record.key, record.value
+        if key is None and self._needs_keys:
             raise CommandError(needs_a_key(self.topic))
+        partition = PARTITION_UA if record.partition is None else record.partition
         optional: dict[str, Any] = {}
-        if record.partition is not None:
-            optional["partition"] = record.partition
         if record.timestamp_ms is not None:
             optional["timestamp"] = record.timestamp_ms
         if record.headers:
             optional["headers"] = list(record.headers)
-        on_delivery = partial(self._on_report, place)
+        size_bytes = len(value or b"") + len(key or b"")
         while True:
             try:
-                self._producer.produce(self.topic, record.value, record.key, on_delivery=on_delivery, **optional)
+                # By position, because this is done for every line, and names cost as much again.
+                self._produce(self.topic, value, key, partition, partial(self._on_report, place), **optional)
             except BufferError:  # the client's queue is full: back-pressure on the reader
                 self._producer.poll(0.1)
             except Exception as error:
                 if not _is_too_large(error):
                     raise
                 raise CommandError(
-                    f"a record of {_size(record.value, record.key):,} bytes; the client sends at most "
+                    f"a record of {size_bytes:,} bytes; the client sends at most "
                     f"{self._client_limit:,} (-X message.max.bytes=N)"
                 ) from None
             else:
                 break
         self.sent += 1
-        self.sent_bytes += _size(record.value, record.key)
+        self.sent_bytes += size_bytes
 
     def poll(self) -> None:
         self._producer.poll(0)
@@ -151,7 +155,8 @@ class Delivery:
         self.failed += 1
         if len(self.failures) < _FAILURES_KEPT:
             key = message.key()
-            self.failures.append(Failure(place, error, key is not None, _size(message.value(), key)))
+            size_bytes = len(message.value() or b"") + len(key or b"")
+            self.failures.append(Failure(place, error, key is not None, size_bytes))
 
 
 def failure_texts(failures: list[Failure], topic: str, read: Callable[[], TopicRules]) -> list[str]:
@@ -196,7 +201,3 @@ def _is_too_large(error: Exception) -> bool:
 
     kafka_error = error_of(error)
     return kafka_error is not None and kafka_error.code() == KafkaError.MSG_SIZE_TOO_LARGE
-
-
-def _size(value: bytes | None, key: bytes | None) -> int:
-    return len(value or b"") + len(key or b"")

@@ -22,6 +22,8 @@ SUBCOMMANDS = [
     *(["pipeline", verb] for verb in ("list", "show", "copy", "run")),
     *(["cluster", verb] for verb in ("describe", "elect", "reassign", "remove")),
     ["log", "dump"],
+    ["records", "delete"],
+    *(["perf", verb] for verb in ("produce", "consume", "end-to-end")),
 ]
 
 
@@ -38,7 +40,7 @@ def test_every_command_has_help(words: list[str], capsys: pytest.CaptureFixture[
     assert run([*words, "--help"]) == 0
     out = capsys.readouterr().out
     assert f"Usage: millrace {' '.join(words)}" in out
-    if words not in (["topics"], ["groups"], ["queues"], ["log"], ["pipeline"], ["cluster"]):
+    if words not in (["topics"], ["groups"], ["queues"], ["log"], ["pipeline"], ["cluster"], ["records"], ["perf"]):
         assert "Example" in out
 
 
