@@ -2,8 +2,12 @@
 
 Without a starting point it waits for new records, like `tail -f`. With one (`--from-beginning`, `--from-offset`,
 `--from-time`) it reads up to the end as it was at the start and stops, like `tail`; `--follow` goes on, and so do
-`--max` and `--timeout`, which say themselves when to stop. With `--group` offsets are committed, and only for records
-that have been written out. With `--queue` everything is different: see `cli.queue_consume`.
+`--max` and `--timeout`, which say themselves when to stop. With an end (`--to-offset`, `--to-time`) it stops there, and
+begins at the first record unless told otherwise. With `--group` offsets are committed, and only for records that have
+been written out. With `--queue` everything is different: see `cli.queue_consume`.
+
+Here are the options and which of them go together; what is read is `consume_bounds`, reading and printing
+`consume_printing`.
 """
 
 from __future__ import annotations
@@ -11,12 +15,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Final, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from millrace.cli.jsonrecords import record_to_json
+from millrace.cli.choices import at_most_one, exclude
+from millrace.cli.consume_bounds import End, Selection, Start, begin_offsets, find_partitions
+from millrace.cli.consume_printing import Limits, Printer, render_json, show_progress
 from millrace.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Client, name_values
 from millrace.cli.output import CommandError, print_remark
 from millrace.cli.template import ReceivedRecord, compile_template, unescape
@@ -24,11 +29,12 @@ from millrace.cli.times import parse_time_ms
 from millrace.clock import SystemClock
 
 if TYPE_CHECKING:
-    from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+    from confluent_kafka import Consumer
 
 EPILOG: Final = (
     "Examples: `millrace consume orders --from-time '1h ago' --format '{timestamp} {key} {value}'` or "
-    "`millrace consume orders --from-offset -10 --json`\n\n"
+    "`millrace consume orders --from-offset -10 --json` or `millrace consume orders payments --to-time '1h ago'` or "
+    "`millrace consume --pattern '^orders-' --follow --format '{topic} {value}'`\n\n"
     "As a queue, where each record goes to one consumer of the group at a time and is done with once it was printed: "
     "`millrace consume jobs --queue workers`. With --exec a command gets the record on its standard input, and "
     "RECORD_TOPIC, RECORD_PARTITION, RECORD_OFFSET, RECORD_TIMESTAMP_MS, RECORD_DELIVERY_COUNT, RECORD_KEY and "
@@ -37,37 +43,16 @@ EPILOG: Final = (
     "`millrace consume jobs --queue workers --exec './resize.sh \"$RECORD_KEY\"'`, "
     "started several times, works in parallel."
 )
-_POLL_S: Final = 0.2
-_BATCH: Final = 1000
 
 app = typer.Typer(add_completion=False, help="Print records: new ones, from a place in the log, or as a group.")
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Where reading begins; at most one field is set, and none means at the end."""
-
-    beginning: bool = False
-    offset: int | None = None
-    time_ms: int | None = None
-
-    @property
-    def given(self) -> bool:
-        return self.beginning or self.offset is not None or self.time_ms is not None
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """When reading ends by itself. `stop_offsets` are the end offsets at the start, or None to follow."""
-
-    max_records: int | None
-    idle_timeout_s: float | None
-    stop_offsets: dict[int, int] | None
-
-
 @app.command(epilog=EPILOG)
 def consume(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", show_default=False, help="The topic to read.")],
+    topics: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="TOPIC...", show_default=False, help="The topics to read; ^PATTERN is a pattern."),
+    ] = None,
     *,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     from_beginning: Annotated[bool, typer.Option("--from-beginning", help="Start at the first record.")] = False,
@@ -76,6 +61,21 @@ def consume(
     ] = None,
     from_time: Annotated[
         str | None, typer.Option("--from-time", help="Start at this time: ISO 8601, milliseconds, or '1h ago'.")
+    ] = None,
+    to_offset: Annotated[
+        int | None,
+        typer.Option("--to-offset", help="Stop before this offset in each partition; -10 is ten before the end."),
+    ] = None,
+    to_time: Annotated[
+        str | None, typer.Option("--to-time", help="Stop before the first record of this time or later.")
+    ] = None,
+    patterns: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--pattern",
+            metavar="REGEX",
+            help="Topics whose name begins like this, with --follow also those that appear later; repeatable.",
+        ),
     ] = None,
     partitions: Annotated[
         list[int] | None, typer.Option("--partition", "-p", min=0, help="Only this partition, repeatable.")
@@ -109,273 +109,152 @@ def consume(
     show_keys: Annotated[bool, typer.Option("--keys", help="Print keys before values.")] = False,
     show_headers: Annotated[bool, typer.Option("--headers", help="Print headers before values.")] = False,
     show_timestamps: Annotated[bool, typer.Option("--timestamps", help="Print timestamps before values.")] = False,
-    show_offsets: Annotated[bool, typer.Option("--offsets", help="Print partition and offset before values.")] = False,
-    delimiter: Annotated[str, typer.Option("--delimiter", help="What follows each record.")] = "\\n",
+    show_offsets: Annotated[
+        bool,
+        typer.Option("--offsets", help="Print partition and offset before values, of several topics also the topic."),
+    ] = False,
+    delimiter: Annotated[
+        str | None, typer.Option("--delimiter", help="What follows each record; without it, a line feed.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line; binary data as base64.")] = False,
     client: Client = None,
 ) -> None:
-    """Print the records of a topic."""
+    """Print the records of topics."""
     clock = SystemClock()
-    starts = [from_beginning, from_offset is not None, from_time is not None]
-    if sum(starts) > 1:
-        raise CommandError("--from-beginning, --from-offset and --from-time exclude each other", exit_code=2)
+    at_most_one(
+        {"--from-beginning": from_beginning, "--from-offset": from_offset, "--from-time": from_time},
+        "reading begins in one place",
+    )
+    at_most_one({"--to-offset": to_offset, "--to-time": to_time}, "reading ends in one place")
+    columns = {
+        "--timestamps": show_timestamps,
+        "--offsets": show_offsets,
+        "--headers": show_headers,
+        "--keys": show_keys,
+    }
+    for name, value in {"--format": template, "--delimiter": delimiter, **columns}.items():
+        exclude(("--json", as_json), (name, value), "JSON has every field, and an object per line")
+    for name, value in columns.items():
+        exclude(("--format", template), (name, value), "the format says what is printed")
+    exclude(("--exec", exec_command), ("--delimiter", delimiter), "a command gets one record")
+    chosen = partitions or any(one is not None for one in (from_offset, from_time, to_offset, to_time))
     if queue is None and exec_command is not None:
         raise CommandError(
             "--exec needs --queue GROUP: a record is accepted by the exit code of the command", exit_code=2
         )
-    if queue is not None and (group is not None or any(starts[1:]) or partitions or follow is False):
+    if queue is not None and (group is not None or chosen or follow is False):
         raise CommandError(
-            "a queue hands out what is next: --group, --from-offset, --from-time, --partition and --no-follow "
-            "do not go with --queue; see: millrace queues reset",
+            "a queue hands out what is next: --group, --from-offset, --from-time, --to-offset, --to-time, --partition "
+            "and --no-follow do not go with --queue; see: millrace queues reset",
             exit_code=2,
         )
-    if group is not None and (any(starts[1:]) or partitions):
+    if group is not None and chosen:
         raise CommandError("a group chooses its own partitions and offsets; see: millrace groups reset", exit_code=2)
+    selection = Selection.of(topics or (), patterns or (), partitions or ())
+    if not selection.names and not selection.patterns:
+        raise CommandError("which topic? name one or more, or give a --pattern", exit_code=2)
     start = Start(
         from_beginning, from_offset, None if from_time is None else parse_time_ms(from_time, now_ms=clock.wall_ms())
     )
-    render: Callable[[ReceivedRecord], bytes] = _render_json
-    if not as_json:
-        columns = [
-            name
-            for name, shown in (
-                ("{timestamp}", show_timestamps),
-                ("{partition}\t{offset}", show_offsets),
-                ("{headers}", show_headers),
-                ("{key}", show_keys),
-                ("{value}", True),
-            )
-            if shown
-        ]
-        render = compile_template(template if template is not None else "\t".join(columns))
+    end = End(to_offset, None if to_time is None else parse_time_ms(to_time, now_ms=clock.wall_ms()))
+    if end.given and not start.given:
+        start = Start(beginning=True)
     if follow is None:
-        follow = not start.given or max_records is not None or timeout is not None or group is not None
-    ending = b"\n" if as_json else unescape(delimiter).encode()
+        waits = max_records is not None or timeout is not None or group is not None
+        follow = not end.given and (waits or not start.given)
+    render: Callable[[ReceivedRecord], bytes] = render_json
+    if not as_json:
+        given = {name for name, wanted in columns.items() if wanted}
+        render = compile_template(template if template is not None else _template(given, selection))
+    ending = b"\n" if as_json or delimiter is None else unescape(delimiter).encode()
+    overrides = name_values(client, "--client")
     if queue is not None:
         from millrace.cli.queue_consume import QueueOptions, consume_queue, open_client
 
-        options = QueueOptions(topic, queue, exec_command, from_beginning, max_records, timeout)
-        consume_queue(open_client(bootstrap, name_values(client, "--client")), options, render, ending)
+        if selection.several:
+            raise CommandError("--queue reads one topic, by its name", exit_code=2)
+        options = QueueOptions(selection.names[0], queue, exec_command, from_beginning, max_records, timeout)
+        consume_queue(open_client(bootstrap, overrides), options, render, ending)
         return
+    if group is not None:
+        from millrace.cli.queue_consume import refuse_queue
 
-    from millrace.cli.connection import open_consumer, topic_partitions
+        refuse_queue(bootstrap, overrides, group)
+    from millrace.cli.connection import open_consumer
 
-    consumer = open_consumer(bootstrap, _settings(group, start, follow, name_values(client, "--client")))
+    limits = Limits(max_records, timeout, end, follow)
+    subscribing = {} if group is None else selection.subscription_settings()
+    settings = {**_settings(group, start, limits), **subscribing, **overrides}
+    consumer = open_consumer(bootstrap, settings)
     try:
-        chosen = topic_partitions(consumer, topic)
-        if partitions:
-            missing = sorted(set(partitions) - set(chosen))
-            if missing:
-                raise CommandError(f"topic '{topic}' has no partition {missing[0]} (it has {len(chosen)})")
-            chosen = sorted(set(partitions))
-        stop_offsets = None if follow else _end_offsets(consumer, topic, chosen)
-        if group is None:
-            begin = _begin_offsets(consumer, topic, chosen, start)
-            if stop_offsets is not None:
-                stop_offsets = _unfinished(stop_offsets, {one.partition: one.offset for one in begin})
-            consumer.assign(begin)
-        else:
-            from millrace.cli.queue_consume import refuse_queue
-
-            refuse_queue(bootstrap, name_values(client, "--client"), group)
-            consumer.subscribe([topic])
-            if stop_offsets is not None:
-                stop_offsets = {index: end for index, end in stop_offsets.items() if end > 0}
-        limits = Limits(max_records, timeout, stop_offsets)
-        with ExitStack() as stack:
-            show = _progress(stack, max_records)
-            printer = Printer(consumer, limits, lambda record: render(record) + ending, show)
-            printed = printer.run(commits=group is not None)
+        printed = _print_records(consumer, selection, start, limits, group, lambda record: render(record) + ending)
     except KeyboardInterrupt:
         return
     finally:
         consumer.close()
-    if max_records is not None and printed < max_records and stop_offsets is None:
+    if max_records is not None and printed < max_records and timeout is not None and follow:
         print_remark(f"stopped after {timeout:g} s without a record: {printed} of {max_records} records")
         raise typer.Exit(1)
 
 
-def _settings(group: str | None, start: Start, follow: bool, overrides: dict[str, str]) -> dict[str, Any]:
+def _template(columns: set[str], selection: Selection) -> str:
+    """What is printed of a record unless a format says so: the columns that were asked for, and the value."""
+    fields = {
+        "--timestamps": "{timestamp}",
+        "--offsets": "{topic}\t{partition}\t{offset}" if selection.several else "{partition}\t{offset}",
+        "--headers": "{headers}",
+        "--keys": "{key}",
+    }
+    return "\t".join([*(field for name, field in fields.items() if name in columns), "{value}"])
+
+
+def _settings(group: str | None, start: Start, limits: Limits) -> dict[str, Any]:
     return {
         "group.id": group if group is not None else "millrace-cli",
         "enable.auto.commit": group is not None,
         "enable.auto.offset.store": False,  # a record is stored for commit when it has been written out
         "auto.commit.interval.ms": 1000,
         "auto.offset.reset": "earliest" if start.beginning or group is None else "latest",
-        "enable.partition.eof": not follow,
+        "enable.partition.eof": limits.end.given or not limits.follow,
         "fetch.wait.max.ms": 500,
         "queued.max.messages.kbytes": 32_768,
-        **overrides,
     }
 
 
-def _end_offsets(consumer: Consumer, topic: str, partitions: list[int]) -> dict[int, int]:
-    from confluent_kafka import TopicPartition
-
-    from millrace.cli.connection import REQUEST_TIMEOUT_S
-
-    ends = {}
-    for index in partitions:
-        low, high = consumer.get_watermark_offsets(TopicPartition(topic, index), timeout=REQUEST_TIMEOUT_S)
-        ends[index] = high if high > low else 0
-    return ends
-
-
-def _begin_offsets(consumer: Consumer, topic: str, partitions: list[int], start: Start) -> list[TopicPartition]:
-    """Numbers where the library has numbers, so that 'already at the end' can be seen without reading."""
-    from confluent_kafka import TopicPartition
-
-    from millrace.cli.connection import REQUEST_TIMEOUT_S
-
-    if start.time_ms is not None:
-        wanted = [TopicPartition(topic, index, start.time_ms) for index in partitions]
-        found = consumer.offsets_for_times(wanted, timeout=REQUEST_TIMEOUT_S)
-        begin = {one.partition: one.offset for one in found}
+def _print_records(
+    consumer: Consumer,
+    selection: Selection,
+    start: Start,
+    limits: Limits,
+    group: str | None,
+    render: Callable[[ReceivedRecord], bytes],
+) -> int:
+    """Print until a limit is reached; returns how many records that were."""
+    partitions = find_partitions(consumer, selection)
+    if not partitions and not limits.follow:
+        raise CommandError(f"there are no {selection}")
+    printer = Printer(consumer, limits, render)
+    if group is not None:
+        printer.join(partitions, selection)
     else:
-        begin = {}
-    positions = []
-    for index in partitions:
-        low, high = consumer.get_watermark_offsets(TopicPartition(topic, index), timeout=REQUEST_TIMEOUT_S)
-        if start.time_ms is not None:
-            offset = begin[index] if begin[index] >= 0 else high
-        elif start.beginning:
-            offset = low
-        elif start.offset is None:
-            offset = high
-        elif start.offset < 0:
-            offset = max(low, high + start.offset)
-        else:
-            offset = max(low, start.offset)
-        positions.append(TopicPartition(topic, index, offset))
-    return positions
+        printer.read(begin_offsets(consumer, partitions, start))
+        if limits.follow and not selection.only:
+            printer.watch(selection)
+    with ExitStack() as stack:
+        printer.on_progress = show_progress(stack, limits.max_records)
+        if limits.follow and sys.stderr.isatty():
+            printer.on_wait = lambda: print_remark(_what_is_waited_for(selection, start, limits, group))
+        return printer.run(commits=group is not None)
 
 
-def _unfinished(stop_offsets: dict[int, int], begin: dict[int, int]) -> dict[int, int]:
-    """The partitions that still have something to read."""
-    return {index: end for index, end in stop_offsets.items() if begin[index] < end}
-
-
-def _progress(stack: ExitStack, total: int | None) -> Callable[[int], None] | None:
-    """A running count on stderr while records go into a file or a pipe; nothing where they are seen themselves."""
-    if sys.stdout.isatty() or not sys.stderr.isatty():
-        return None
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("reading"), BarColumn(), TextColumn("{task.completed:,.0f} records"), TimeElapsedColumn())
-    progress = stack.enter_context(Progress(*columns, console=Console(stderr=True), transient=True))
-    task = progress.add_task("", total=total)
-    return lambda printed: progress.update(task, completed=printed)
-
-
-class Printer:
-    """Writes records until a limit is reached; what it has written may be committed."""
-
-    def __init__(
-        self,
-        consumer: Consumer,
-        limits: Limits,
-        render: Callable[[ReceivedRecord], bytes],
-        show: Callable[[int], None] | None = None,
-    ) -> None:
-        self.printed = 0
-        self._show = show
-        self._consumer = consumer
-        self._limits = limits
-        self._render = render
-        self._out = sys.stdout.buffer
-        self._waiting_for = None if limits.stop_offsets is None else dict(limits.stop_offsets)
-
-    def __repr__(self) -> str:
-        return f"Printer(printed={self.printed}, waiting_for={self._waiting_for})"
-
-    def run(self, *, commits: bool) -> int:
-        """Write records until a limit; returns how many. Ctrl-C loses nothing that was committed."""
-        clock = SystemClock()
-        last_seen = clock.monotonic()
-        while not self._done:
-            messages = self._poll()
-            written = [message for message in messages if self._write(message)]
-            if written:
-                self._out.flush()
-                last_seen = clock.monotonic()
-                if self._show is not None:
-                    self._show(self.printed)
-                if commits:
-                    for message in written:
-                        self._consumer.store_offsets(message=message)
-            elif self._idle_too_long(clock.monotonic() - last_seen):
-                break
-            elif commits and not messages:
-                self._forget_partitions_of_others()
-        return self.printed
-
-    @property
-    def _done(self) -> bool:
-        if self._limits.max_records is not None and self.printed >= self._limits.max_records:
-            return True
-        return self._waiting_for is not None and not self._waiting_for
-
-    def _idle_too_long(self, idle_s: float) -> bool:
-        return self._limits.idle_timeout_s is not None and idle_s >= self._limits.idle_timeout_s
-
-    def _poll(self) -> list[Message]:
-        """One record is waited for and the rest taken as they are: batching must not delay what is there already."""
-        first = self._consumer.poll(_POLL_S)
-        if first is None:
-            return []
-        wanted = _BATCH
-        if self._limits.max_records is not None:
-            wanted = min(wanted, self._limits.max_records - self.printed)
-        return [first, *self._consumer.consume(wanted - 1, 0)] if wanted > 1 else [first]
-
-    def _write(self, message: Message) -> bool:
-        """Write one record, unless the message is an event, or lies after the end as it was at the start."""
-        problem = message.error()
-        if problem is not None:
-            self._handle(problem, message)
-            return False
-        record = _record(message)
-        if self._waiting_for is not None:
-            end = self._waiting_for.get(record.partition)
-            if end is None or record.offset >= end - 1:
-                self._waiting_for.pop(record.partition, None)
-            if end is None or record.offset >= end:
-                return False
-        self._out.write(self._render(record))
-        self.printed += 1
-        return True
-
-    def _handle(self, problem: KafkaError, message: Message) -> None:
-        from millrace.cli.connection import explain, is_partition_end
-
-        if is_partition_end(problem):
-            # The last offsets of a partition may hold no record (control records, compaction).
-            if self._waiting_for is not None:
-                self._waiting_for.pop(cast(int, message.partition()), None)
-        elif not problem.retriable():
-            raise CommandError(explain(problem))
-
-    def _forget_partitions_of_others(self) -> None:
-        """Do not wait for partitions that the group gave to another member."""
-        mine = {one.partition for one in self._consumer.assignment()}
-        if mine and self._waiting_for is not None:
-            for index in self._waiting_for.keys() - mine:
-                del self._waiting_for[index]
-
-
-def _record(message: Message) -> ReceivedRecord:
-    kind, timestamp_ms = message.timestamp()
-    return ReceivedRecord(
-        topic=cast(str, message.topic()),
-        partition=cast(int, message.partition()),
-        offset=cast(int, message.offset()),
-        timestamp_ms=timestamp_ms if kind else None,
-        key=message.key(),
-        value=message.value(),
-        headers=cast("list[tuple[str, bytes | None]]", message.headers() or []),
-    )
-
-
-def _render_json(record: ReceivedRecord) -> bytes:
-    return record_to_json(**record._asdict()).encode()
+def _what_is_waited_for(selection: Selection, start: Start, limits: Limits, group: str | None) -> str:
+    """For a person in front of a terminal on which nothing happens."""
+    what = f"waiting for {'more' if start.given else 'new'} records of {selection}"
+    if group is not None:
+        what += f" as a member of group {group}"
+    ways = ["Ctrl-C ends"]
+    if limits.idle_timeout_s is not None:
+        ways.append(f"so do {limits.idle_timeout_s:g} s without one")
+    if not start.given and group is None:
+        ways.append("--from-beginning prints what is there")
+    return f"{what}; {', '.join(ways)}"

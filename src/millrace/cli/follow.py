@@ -217,6 +217,11 @@ class Follower:
     def paths(self) -> list[str]:
         return list(self._files)
 
+    def missing(self) -> list[str]:
+        """Names under which there is no file yet, and patterns that match none."""
+        unmatched = [pattern for pattern in self._patterns if not glob.glob(pattern, recursive=True)]  # noqa: PTH207
+        return [path for path in self._files if not Path(path).exists()] + unmatched
+
     def lines(self) -> Iterator[Line]:
         """What is new in every file."""
         if self._patterns and self._clock.monotonic() - self._looked_at >= PATTERN_EVERY_S:
@@ -244,6 +249,7 @@ class Follower:
         if Path(name).is_dir():
             raise ConfigError(f"{name} is a folder; follow the files in it with a pattern: '{name.rstrip('/')}/*'")
         path = str(Path(name).absolute())
+        from_end = from_end and Path(path).exists()  # one that appears after this is all new
         self._files[path] = FollowedFile(path, position=self._saved.get(path), from_end=from_end, clock=self._clock)
 
 

@@ -26,8 +26,8 @@ from millrace.storage.log import Log
 
 logger = logging.getLogger(__name__)
 
-_LOCK: Final = ".lock"
-_META: Final = "meta.properties"
+LOCK: Final = ".lock"
+META: Final = "meta.properties"
 
 
 class LogDirectory:
@@ -67,7 +67,7 @@ class LogDirectory:
         """Take the directory for this broker; another process (or another broker in this one) is refused."""
         self._files.make_directory(self.path)
         try:
-            fd = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            fd = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise StorageError(f"cannot lock {self.path}: {error.strerror}") from error
         try:
@@ -190,15 +190,21 @@ class LogDirectory:
             self.checkpointed = set(self.logs)
 
 
-def check_meta(directory: LogDirectory, files: Files, node_id: int, cluster_id: str | None) -> None:
-    """Read or write `meta.properties`: a directory serves one broker of one cluster."""
-    path = directory.path / _META
-    data = files.read_bytes(path)
+def parse_meta(data: bytes) -> dict[str, str]:
+    """The fields of `meta.properties`; without `version` 1 among them it is damaged."""
     fields: dict[str, str] = {}
-    for line in (data or b"").decode(errors="replace").splitlines():
+    for line in data.decode(errors="replace").splitlines():
         name, equals, value = line.partition("=")
         if equals and not line.startswith("#"):
             fields[name.strip()] = value.strip()
+    return fields
+
+
+def check_meta(directory: LogDirectory, files: Files, node_id: int, cluster_id: str | None) -> None:
+    """Read or write `meta.properties`: a directory serves one broker of one cluster."""
+    path = directory.path / META
+    data = files.read_bytes(path)
+    fields = parse_meta(data or b"")
     if data is not None and fields.get("version") != "1":
         logger.warning("%s is damaged and is written again", path)
         fields = {}

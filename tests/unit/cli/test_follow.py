@@ -292,7 +292,7 @@ def test_the_command_follows_over_a_restart_and_stops_cleanly(tmp_path: Path) ->
     [
         (["t", "--follow"], "--follow wants files"),
         (["t", "--follow", "-"], "--follow wants files"),
-        (["t", "--follow", "x.log", "--json"], "without --json, --whole and --key-separator"),
+        (["t", "--follow", "x.log", "--json"], "without --json, --whole, --key-separator and --delimiter"),
         (["t", "x.log", "--state", "s"], "--from-beginning and --state go with --follow"),
     ],
 )

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import uuid
 from pathlib import Path
 
 import pytest
 
 from millrace.cli.root import run
-from millrace.model import TopicPartition
+from millrace.model import TopicPartition, encode_uuid
 from millrace.records.batch import read_header
 from millrace.records.compression import Codec
 from millrace.records.decode import Header, Record
@@ -149,3 +151,72 @@ def test_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert entry["uuid"] == str(topic_id)
     offsets.write_bytes(b"0\n2\norders 2 77\n")
     assert run(["log", "dump", str(offsets)]) == 1
+
+
+def test_the_files_of_a_data_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    topic_id = uuid.uuid4()
+    cleaned = tmp_path / checkpoint.CLEANED_OFFSETS
+    cleaned.write_bytes(checkpoint.render_offsets({TopicPartition("users", 0): 5}))
+    assert dumped(capsys, cleaned) == [{"is": "entry", "topic": "users", "partition": 0, "offset": 5}]
+    logs = tmp_path / checkpoint.LOGS
+    logs.write_bytes(checkpoint.render_logs({TopicPartition("users", 0): topic_id}))
+    assert dumped(capsys, logs) == [
+        {"is": "entry", "topic": "users", "partition": 0, "topic_id": encode_uuid(topic_id)}
+    ]
+    stopped = tmp_path / checkpoint.CLEAN_SHUTDOWN
+    stopped.write_bytes(checkpoint.render_clean_shutdown(7))
+    assert dumped(capsys, stopped) == [{"is": "clean_shutdown", "broker_epoch": 7}]
+    meta = tmp_path / "meta.properties"
+    meta.write_text("version=1\nnode.id=3\n")
+    assert dumped(capsys, meta) == [
+        {"is": "property", "name": "version", "value": "1"},
+        {"is": "property", "name": "node.id", "value": "3"},
+    ]
+    meta.write_text("node.id=3\n")
+    assert run(["log", "dump", str(meta)]) == 1
+    assert "there is no version=1" in capsys.readouterr().err
+    (tmp_path / "moved").touch()
+    assert [one["is"] for one in dumped(capsys, tmp_path / "moved")] == ["moved"]
+
+
+@pytest.mark.parametrize("suffix", [".deleted", ".cleaned", ".swap", ".cut-0"])
+def test_files_on_their_way_in_or_out_are_read_like_what_they_were(
+    segment: Path, suffix: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    renamed = segment.rename(segment.with_name(segment.name + suffix))
+    assert len(dumped(capsys, renamed)) == 3
+
+
+def test_numbers_that_are_none_are_damage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / checkpoint.LOG_STARTS
+    path.write_bytes(checkpoint.render(["orders 0 x"]))
+    assert run(["log", "dump", str(path)]) == 1
+    assert "'x' is no number" in capsys.readouterr().err
+
+
+def test_a_lock_says_who_holds_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / ".lock"
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert dumped(capsys, path) == [{"is": "lock", "held_by": [os.getpid()]}]
+    assert dumped(capsys, path) == [{"is": "lock", "held_by": []}]
+
+
+def test_a_directory_stands_for_its_files(segment: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    home = segment.parent
+    (home / "orders-0").mkdir()
+    (home / "orders-0" / "00000000000000000000.log").write_bytes(b"12345")
+    (home / "orders-1.0123-delete").mkdir()
+    (home / "notes.txt").touch()
+    assert run(["log", "dump", "--json", str(home)]) == 0
+    captured = capsys.readouterr()
+    entries = [json.loads(line) for line in captured.out.splitlines()]
+    assert [(one["file"], one["is"]) for one in entries] == [
+        *[(str(segment), "batch")] * 3,
+        (str(home / "orders-0"), "log"),
+        (str(home / "orders-1.0123-delete"), "deleted_log"),
+    ]
+    assert (entries[3]["files"], entries[3]["size"]) == (1, 5)
+    assert "notes.txt" in captured.err
+    assert run(["log", "dump", str(home / "notes.txt")]) == 2
+    assert run(["log", "dump", str(home / "nothing")]) == 1

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from millrace.cli.jsonrecords import OutgoingRecord
+from millrace.cli.lines import LineReader
 from millrace.cli.output import CommandError
-from millrace.cli.produce import LineReader
 
 PLAIN = LineReader(
     is_json=False, key=None, key_separator=None, null=None, headers=(), timestamp_ms=None, partition=None

@@ -24,6 +24,8 @@ SUBCOMMANDS = [
     *(["cluster", verb] for verb in ("describe", "health", "elect", "reassign", "remove")),
     ["log", "dump"],
     *(["profile", verb] for verb in ("list", "show", "set", "use", "unset")),
+    ["records", "delete"],
+    *(["perf", verb] for verb in ("produce", "consume", "end-to-end")),
 ]
 
 
@@ -40,7 +42,7 @@ def test_every_command_has_help(words: list[str], capsys: pytest.CaptureFixture[
     assert run([*words, "--help"]) == 0
     out = capsys.readouterr().out
     assert f"Usage: millrace {' '.join(words)}" in out
-    groups = ("topics", "groups", "queues", "configs", "log", "pipeline", "cluster", "profile")
+    groups = ("topics", "groups", "queues", "configs", "log", "pipeline", "cluster", "profile", "records", "perf")
     if len(words) > 1 or words[0] not in groups:
         assert "Example" in out
 
