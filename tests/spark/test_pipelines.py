@@ -56,6 +56,7 @@ class Prepared:
                 )
                 for value in values
             ],
+            message_max_bytes=2_000_000,  # whether a record is too large is for the broker to say
         )
 
     def run(self) -> list[dict[str, Any]]:
