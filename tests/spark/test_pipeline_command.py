@@ -229,7 +229,7 @@ def test_figures_of_a_report() -> None:
 def test_a_view_sums_up(capsys: pytest.CaptureFixture[str]) -> None:
     view = PlainView("x")
     view.progress(figures_of("q", REPORT))
-    view.progress(figures_of("q", {**REPORT, "numInputRows": 0, "stateOperators": []}))
+    view.progress(figures_of("q", {**REPORT, "numInputRows": 0, "sources": [], "stateOperators": []}))
     view.done(stopped=True)
     assert capsys.readouterr().err.splitlines()[-1] == "pipeline x stopped: 10 records read in 1 batch, 2 too late"
 
@@ -441,24 +441,47 @@ def test_ctrl_c_before_the_first_batch_says_nothing_else(topics: Topics, tmp_pat
     assert told.splitlines()[-1] == "pipeline metrics stopped: 0 records read in 0 batches"
 
 
-def test_a_worker_that_spark_lets_go_says_nothing() -> None:
-    """What Spark does with a worker that was idle for a minute, which a test does not wait for: it hangs up."""
-    command = [sys.executable, "-m", "millrace.spark.daemon", "pyspark.worker"]
-    secret = {"PYTHON_WORKER_FACTORY_SECRET": "s", "SPARK_REUSE_WORKER": "1"}
-    secret["PYTHON_DAEMON_KILL_WORKER_ON_FLUSH_FAILURE"] = "1"
+WORKER = """
+from pyspark.serializers import read_int, write_int
+
+def main(infile, outfile):
+    try:
+        read_int(infile)
+        import pyspark_millrace  # as all workers that have to do with topics
+        write_int(7, outfile)
+    except BaseException:  # as all of PySpark's workers: what went wrong is told to Spark
+        outfile.write(b"it ended")
+        outfile.flush()
+        raise SystemExit(-1)
+"""
+
+
+def test_a_worker_that_spark_lets_go_says_nothing(tmp_path: Path) -> None:
+    """What Spark does with a worker that was idle for a minute, on PySpark's own daemon: it hangs up."""
+    written(tmp_path, WORKER, "pyspark_idle.py")
+    environment = {
+        "PYTHONPATH": str(tmp_path),
+        "PYTHON_UNIX_DOMAIN_ENABLED": "true",
+        "PYTHON_WORKER_FACTORY_SOCK_DIR": str(tmp_path),
+        "PYTHON_DAEMON_KILL_WORKER_ON_FLUSH_FAILURE": "1",
+        "SPARK_REUSE_WORKER": "1",
+    }
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, env={**os.environ, **secret}, **pipes) as process:
+    command = [sys.executable, "-m", "pyspark.daemon", "pyspark_idle"]
+    with subprocess.Popen(command, env={**os.environ, **environment}, **pipes) as process:
         assert process.stdin is not None and process.stdout is not None and process.stderr is not None
-        (port,) = struct.unpack(">i", process.stdout.read(4))
-        with socket.create_connection(("127.0.0.1", port)) as connection:
+        (length,) = struct.unpack(">i", process.stdout.read(4))
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(process.stdout.read(length).decode())
             (worker,) = struct.unpack(">i", connection.recv(4))
+            connection.sendall(struct.pack(">i", 1))
+            assert struct.unpack(">i", connection.recv(4)) == (7,)
         clock = SystemClock()
         deadline = clock.monotonic() + 60
         while Path(f"/proc/{worker}").exists():
             assert clock.monotonic() < deadline
             threading.Event().wait(0.01)
         process.stdin.close()  # which ends the daemon
-        assert process.wait(60) == 0
         assert process.stderr.read() == b""
 
 

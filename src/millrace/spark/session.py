@@ -73,10 +73,7 @@ def build_session(
     if is_local(master):
         use_installed_pyspark()
     builder = SparkSession.builder.appName(app_name).master(master)
-    settings = session_settings(master, options or {}, log_level=log_level)
-    if is_local(master) and os.environ.get("PYSPARK_PYTHON") == sys.executable:  # which has millrace
-        settings.setdefault("spark.python.daemon.module", "millrace.spark.daemon")
-    for name, value in settings.items():
+    for name, value in session_settings(master, options or {}, log_level=log_level).items():
         builder = builder.config(name, value)
     try:
         spark = builder.getOrCreate()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
+import socket
 import sys
+from collections.abc import Callable
+from types import ModuleType
 from typing import Final
 
 _FREEZES: Final = 2
@@ -34,20 +37,39 @@ def settle() -> None:
     gc.freeze()
 
 
+_DAEMON: Final = "pyspark.daemon"
 _STREAM_RUNNER: Final = "pyspark.sql.streaming.python_streaming_source_runner"
 
 
-def leave_if_abandoned() -> None:
-    """End the process of a stream reader that Spark has hung up on; the last thing its `stop` does.
+def leave_when_let_go() -> None:
+    """Have a worker process, which Spark keeps for later, end without a word when Spark wants it no more.
 
-    Spark ends a stream by closing the socket on which it asks the reader. PySpark's loop takes that for a failure,
-    stops the reader, tries to report the failure on the same socket, and dies of the broken pipe with a traceback on
-    the user's terminal, in every run that succeeds. Nobody is left to be told anything, so the process ends here.
+    Spark hangs up on a worker that was idle for a minute, and on all of them at the end. PySpark takes the end of the
+    input for a failure, tries to report it to who has hung up, and dies of the broken pipe with a traceback on the
+    user's terminal, in runs that succeed. From its next task on, this one looks first whether there is one.
     """
-    if _runs_a_stream() and isinstance(sys.exc_info()[1], EOFError | BrokenPipeError | ConnectionResetError):
+    daemon = sys.modules["__main__"]
+    if _name_of(daemon) != _DAEMON:
+        return
+    work: Callable[[socket.socket, bool], int] = daemon.worker  # type: ignore[attr-defined]
+
+    def worker(sock: socket.socket, authenticated: bool) -> int:
+        try:
+            asked = sock.recv(1, socket.MSG_PEEK)
+        except ConnectionResetError:
+            asked = b""
+        return work(sock, authenticated) if asked else os._exit(0)
+
+    daemon.worker = worker  # type: ignore[attr-defined]
+
+
+def leave_if_abandoned() -> None:
+    """End the process of a stream reader that Spark has hung up on, for the same reason; the last act of its `stop`."""
+    runs_a_stream = _STREAM_RUNNER in sys.modules or _name_of(sys.modules["__main__"]) == _STREAM_RUNNER
+    if runs_a_stream and isinstance(sys.exc_info()[1], EOFError | BrokenPipeError | ConnectionResetError):
         os._exit(0)
 
 
-def _runs_a_stream() -> bool:
-    spec = getattr(sys.modules["__main__"], "__spec__", None)
-    return _STREAM_RUNNER in sys.modules or (spec is not None and spec.name == _STREAM_RUNNER)
+def _name_of(module: ModuleType) -> str:
+    """What was run with `python -m` has the name `__main__`, and its own in its spec."""
+    return "" if module.__spec__ is None else module.__spec__.name
