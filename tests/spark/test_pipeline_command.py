@@ -304,6 +304,41 @@ def test_a_failed_query_starts_again_and_a_stop_is_clean(spark: SparkSession, ra
     assert batches and not spark.streams.active
 
 
+ENDLESS = '''
+"""A batch that takes longer than anybody waits."""
+from pathlib import Path
+
+OPTIONS = [("begun", None, "a file that says that the batch runs")]
+
+
+def start(spark, options):
+    def write(batch, batch_id):
+        Path(options["begun"]).touch()
+        batch.sparkSession.range(10**12).selectExpr("sum(sqrt(id))").collect()
+
+    return (
+        spark.readStream.format("rate").option("rowsPerSecond", 50).load()
+        .writeStream.queryName("endless").foreachBatch(write)
+        .option("checkpointLocation", options["checkpoint"]).start()
+    )
+'''
+
+
+def test_a_stop_ends_in_the_middle_of_a_batch_that_takes_too_long(spark: SparkSession, tmp_path: Path) -> None:
+    pipeline = read(written(tmp_path, ENDLESS, "endless.py"))
+    begun, stopping = tmp_path / "begun", threading.Event()
+    options = {"checkpoint": str(tmp_path / "c"), "begun": str(begun)}
+    threading.Thread(target=stop_once, args=(begun, stopping), daemon=True).start()
+    Runner(spark, pipeline.load(), options, finish_s=0.5).run(stopping)
+    assert not spark.streams.active
+
+
+def stop_once(begun: Path, stopping: threading.Event) -> None:
+    while not begun.exists():
+        threading.Event().wait(0.05)
+    stopping.set()
+
+
 def test_a_query_that_fails_too_often_ends_the_command_with_one_line(
     spark: SparkSession, rate: Any, tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -51,7 +51,7 @@ def leave_when_let_go() -> None:
     daemon = sys.modules["__main__"]
     if _name_of(daemon) != _DAEMON:
         return
-    work: Callable[[socket.socket, bool], int] = daemon.worker  # type: ignore[attr-defined]
+    work: Callable[[socket.socket, bool], int] = daemon.worker
 
     def worker(sock: socket.socket, authenticated: bool) -> int:
         try:
@@ -60,7 +60,7 @@ def leave_when_let_go() -> None:
             asked = b""
         return work(sock, authenticated) if asked else os._exit(0)
 
-    daemon.worker = worker  # type: ignore[attr-defined]
+    daemon.worker = worker
 
 
 def leave_if_abandoned() -> None:
