@@ -60,7 +60,7 @@ def leave_when_let_go() -> None:
             asked = b""
         return work(sock, authenticated) if asked else os._exit(0)
 
-    daemon.worker = worker
+    daemon.worker = worker  # type: ignore[attr-defined]
 
 
 def leave_if_abandoned() -> None:
