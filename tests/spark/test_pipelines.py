@@ -56,6 +56,7 @@ class Prepared:
                 )
                 for value in values
             ],
+            message_max_bytes=2_000_000,  # whether a record is too large is for the broker to say
         )
 
     def run(self) -> list[dict[str, Any]]:
@@ -86,7 +87,7 @@ def prepare(spark: SparkSession, topics: Topics, tmp_path: Path) -> Any:
 
 
 def at(minute: int, second: int = 0) -> str:
-    return f"2026-11-15T10:{minute:02}:{second:02}Z"
+    return f"2024-11-15T10:{minute:02}:{second:02}Z"
 
 
 # metrics
@@ -97,7 +98,7 @@ def test_metrics_aggregates_per_window_and_key(prepare: Any, tmp_path: Path) -> 
     metrics = prepare("metrics", table=f"sqlite:///{database}", by="name,tags.host")
     metrics.send("topic", *({"name": "load", "value": n, "ts": at(0, n % 60)} for n in range(1, 101)))
     metrics.send("topic", {"name": "load", "value": 7, "ts": at(0), "tags": {"host": "web-1"}})
-    milliseconds = int(dt.datetime(2026, 11, 15, 10, 1, 30, tzinfo=dt.UTC).timestamp() * 1000)
+    milliseconds = int(dt.datetime(2024, 11, 15, 10, 1, 30, tzinfo=dt.UTC).timestamp() * 1000)
     metrics.send("topic", {"name": "hits", "ts": milliseconds}, {"name": "hits", "ts": milliseconds // 1000})
     metrics.send("topic", {"name": "hits", "ts": at(20)})
     metrics.send("topic", b"not json", None, {"value": 1}, {"name": "x", "value": "many"}, {"name": "x", "ts": "noon"})
@@ -118,8 +119,8 @@ def test_metrics_aggregates_per_window_and_key(prepare: Any, tmp_path: Path) -> 
     ]
     sent = {one.key: json.loads(one.value or "") for one in metrics.received("output")}
     assert len(sent) == 4
-    key = json.dumps({"window_start": "2026-11-15T10:01:00.000Z", "name": "hits", "host": ""}, separators=(",", ":"))
-    assert sent[key]["count"] == 2 and sent[key]["window_end"] == "2026-11-15T10:02:00.000Z"
+    key = json.dumps({"window_start": "2024-11-15T10:01:00.000Z", "name": "hits", "host": ""}, separators=(",", ":"))
+    assert sent[key]["count"] == 2 and sent[key]["window_end"] == "2024-11-15T10:02:00.000Z"
     reasons = {value: headers["millrace.error"] for value, headers in metrics.dead_letters().items()}
     assert reasons == {
         "not json": "not a JSON event",
@@ -134,6 +135,47 @@ def test_metrics_aggregates_per_window_and_key(prepare: Any, tmp_path: Path) -> 
     assert sum(one["numRowsDroppedByWatermark"] for report in reports for one in report["stateOperators"]) == 1
     assert ("10:20", "hits", "", 2, 5.0, 1.0, 4.0, 2.5, 4.0) in stored()
     assert not [row for row in stored() if row[1] == "late"]
+
+
+NO_TIMES = [1e300, -1e15, "12000-01-01T00:00:00Z", "+10000-01-01T00:00:00Z", "9999-12-31T23:59:59Z"]
+
+
+def nasty(**good: object) -> list[object]:
+    """Records of one batch, none of which is any good."""
+    return [
+        *({**good, "ts": ts} for ts in (*NO_TIMES, "2099-01-01T00:00:00Z", -1, "0001-01-01T00:00:00Z")),
+        *(b"\xff\xfe", b"", b"{", b"[" * 2000 + b"]" * 2000, b"x" * 1_040_000, b'{"a": ' + b"9" * 5000 + b"}"),
+        json.dumps({**good, "pad": "p" * 1_030_000}).encode()[:-1],
+    ]
+
+
+def test_metrics_outlives_a_batch_of_nonsense_and_an_event_from_the_future(prepare: Any, tmp_path: Path) -> None:
+    database = tmp_path / "metrics.db"
+    metrics = prepare("metrics", table=f"sqlite:///{database}")
+    bad = [
+        *nasty(name="load"),
+        {"name": "n" * 200_000},
+        {"name": "load", "value": 1e999},
+        b'{"name": "x", "value": NaN}',
+    ]
+    metrics.send("topic", {"name": "load", "value": 1, "ts": at(0)}, *bad, {"name": "lo\0ad", "value": 2, "ts": at(0)})
+    metrics.run()
+    # The watermark did not move to where the nonsense was: this event is in time.
+    metrics.send("topic", {"name": "load", "value": 5, "ts": at(0)})
+    metrics.run()
+    with closing(sqlite3.connect(database)) as connection:
+        stored = connection.execute("SELECT name, count, sum FROM metrics ORDER BY name").fetchall()
+    assert stored == [("lo\0ad", 1, 2.0), ("load", 2, 6.0)]
+    letters = metrics.received("dead_letters")
+    assert len(letters) == len(bad)
+    reasons = [one.headers["millrace.error"] for one in letters]
+    assert reasons.count("its time is more than 10 minutes in the future") == 5
+    assert reasons.count("its time is before 1970") == 3
+    assert reasons.count("field 'value' is not a number") == 2
+    assert "its key (name) is longer than 100000 bytes" in reasons
+    cut = [one for one in letters if "millrace.cut" in one.headers]
+    assert sorted(len(one.value or "") for one in cut) == [1_000_000, 1_000_000]
+    assert cut[0].headers["millrace.cut"].startswith("key 0, value 10")
 
 
 def test_metrics_can_write_each_window_once_into_a_delta_table(prepare: Any, tmp_path: Path) -> None:
@@ -156,11 +198,11 @@ def test_metrics_says_which_options_do_not_go_together(prepare: Any, tmp_path: P
 
 # logs
 
-COMMON = '10.0.0.1 - ann [15/Nov/2026:10:00:00 +0000] "GET /shop HTTP/1.1" 200 512 "-" "curl/8"'
-FAILED = '10.0.0.2 - - [15/Nov/2026:23:59:59 -0100] "POST /pay HTTP/1.1" 503 0'
+COMMON = '10.0.0.1 - ann [15/Nov/2024:10:00:00 +0000] "GET /shop HTTP/1.1" 200 512 "-" "curl/8"'
+FAILED = '10.0.0.2 - - [15/Nov/2024:23:59:59 -0100] "POST /pay HTTP/1.1" 503 0'
 SYSLOG = "<11>Nov 15 10:00:01 db-1 postgres[88]: deadlock detected"
-ISO_SYSLOG = "2026-11-15T10:00:02.5Z app-1 worker: WARNING disk is 91% full"
-JSON_LINE = '{"ts": 1794736803, "severity": "CRITICAL", "msg": "out of memory", "host": "app-2", "pid": 7}'
+ISO_SYSLOG = "2024-11-15T10:00:02.5Z app-1 worker: WARNING disk is 91% full"
+JSON_LINE = '{"ts": 1731664803, "severity": "CRITICAL", "msg": "out of memory", "host": "app-2", "pid": 7}'
 
 
 def test_logs_parses_splits_errors_and_keeps_all_by_day(prepare: Any, tmp_path: Path) -> None:
@@ -184,14 +226,16 @@ def test_logs_parses_splits_errors_and_keeps_all_by_day(prepare: Any, tmp_path: 
         "size": "512",
         "agent": "curl/8",
     }
-    assert found["POST /pay HTTP/1.1"]["day"] == dt.date(2026, 11, 16)  # in UTC
+    assert found["POST /pay HTTP/1.1"]["day"] == dt.date(2024, 11, 16)  # in UTC
     deadlock = found["deadlock detected"]
-    year = dt.datetime.now(dt.UTC).year  # such a line has no year of its own
-    assert deadlock["at"] == dt.datetime(year, 11, 15, 10, 0, 1, tzinfo=dt.UTC)
+    # Such a line has no year of its own: it was written in the last one in which that day is not in the future.
+    tomorrow = dt.datetime.now(dt.UTC) + dt.timedelta(days=1)
+    this_year = dt.datetime(tomorrow.year, 11, 15, 10, 0, 1, tzinfo=dt.UTC)
+    assert deadlock["at"] == (this_year if this_year <= tomorrow else this_year.replace(year=tomorrow.year - 1))
     assert (deadlock["level"], deadlock["host"]) == ("error", "db-1")
     assert dict(deadlock["fields"]) == {"program": "postgres", "pid": "88"}
     assert found["WARNING disk is 91% full"]["level"] == "warn"
-    assert found["out of memory"]["at"] == dt.datetime.fromtimestamp(1794736803, dt.UTC)
+    assert found["out of memory"]["at"] == dt.datetime.fromtimestamp(1731664803, dt.UTC)
     assert dict(found["out of memory"]["fields"]) == {"pid": "7"}
     errors = {one["message"]: one["level"] for one in logs.json_received("errors")}
     assert errors == {"POST /pay HTTP/1.1": "error", "deadlock detected": "error", "out of memory": "fatal"}
@@ -200,12 +244,31 @@ def test_logs_parses_splits_errors_and_keeps_all_by_day(prepare: Any, tmp_path: 
     )
 
 
+@pytest.mark.parametrize("form", ["delta", "parquet"])
+def test_logs_outlives_a_batch_of_nonsense(prepare: Any, tmp_path: Path, form: str) -> None:
+    logs = prepare("logs", warehouse=str(tmp_path / "logs"), format=form)
+    bad = nasty(msg="m", level="error")
+    bad.remove(b"")  # an empty line is none
+    long = {"ts": at(0), "level": "error", "msg": "\x01" * 170_000}  # as JSON six times as long as it is
+    good = [{"ts": at(0), "msg": "first"}, long, {"ts": "soon", "msg": "no time"}, {"ts": at(1), "msg": "last"}]
+    logs.send("topic", *good[:2], *bad, *good[2:])
+    logs.send("topic", b'{"msg": "caf\xe9"}', headers={"host": "h"})
+    logs.run()
+    if form == "delta":
+        rows = DeltaTable(str(tmp_path / "logs")).to_pyarrow_table().to_pylist()
+    else:
+        rows = pq.read_table(tmp_path / "logs").to_pylist()
+    assert {one["message"] for one in rows} == {"first", "\x01" * 170_000, "no time", "last", "caf\ufffd"}
+    assert [len(one["message"]) for one in logs.json_received("errors")] == [10_000]
+    assert len(logs.received("dead_letters")) == len(bad)
+
+
 def test_logs_takes_a_pattern_and_writes_parquet(prepare: Any, tmp_path: Path) -> None:
     pattern = r"^(?<at>\d{4}-\S+ \S+) (?<level>\w+) \[(?<thread>[^\]]+)\] (?<message>.*)"
     logs = prepare("logs", warehouse=str(tmp_path / "logs"), format="parquet", pattern=pattern)
-    logs.send("topic", b"2026-11-15 10:00:00 ERROR [main] it broke", COMMON.encode())
+    logs.send("topic", b"2024-11-15 10:00:00 ERROR [main] it broke", COMMON.encode())
     logs.run()
-    (row,) = pq.read_table(tmp_path / "logs" / "day=2026-11-15").to_pylist()
+    (row,) = pq.read_table(tmp_path / "logs" / "day=2024-11-15").to_pylist()
     assert (row["level"], row["message"], dict(row["fields"])) == ("error", "it broke", {"thread": "main"})
     assert [one["message"] for one in logs.json_received("errors")] == ["it broke"]
     assert list(logs.dead_letters()) == [COMMON]
@@ -263,6 +326,24 @@ def test_streams_joins_without_duplicates_and_routes(prepare: Any) -> None:
         ("o2", None, None),
         ("o3", None, None),
     ]
+
+
+def test_streams_outlives_nonsense_and_writes_nothing_but_json(prepare: Any) -> None:
+    streams = prepare("streams", other="", route="")
+    for user, value in (("u1", b"plain text"), ("u2", b'{"a": 1} trailing'), ("u3", b"\xff\0"), ("u4", b'{"n": 1.10}')):
+        streams.send("table", value, key=user)
+    streams.send("table", {"much": "t" * 600_000}, key="u5")
+    events = [{"id": f"o{number}", "user": f"u{number}", "ts": at(0)} for number in range(1, 5)]
+    large = {"id": "o5", "user": "u5", "ts": at(0), "pad": "p" * 600_000}
+    bad = [*nasty(id="bad"), b'{"id": "a"} x', b'{"id": "a"},{"id": "b"}', b'{"id": "a"}] [', b'{"id": "a", "b": NaN}']
+    streams.send("topic", *events, large, *bad)
+    streams.run()
+    tables = {one["event"]["id"]: one["table"] for one in streams.json_received("output")}
+    assert tables == {"o1": "plain text", "o2": '{"a": 1} trailing', "o3": "\ufffd\0", "o4": {"n": 1.10}}
+    letters = streams.received("dead_letters")
+    assert len(letters) == len(bad) + 1
+    (too_large,) = [one for one in letters if one.headers["millrace.error"].startswith("its result is larger")]
+    assert json.loads(too_large.value or "") == large
 
 
 def test_streams_can_leave_out_both_joins_and_the_routing(prepare: Any) -> None:

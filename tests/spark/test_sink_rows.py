@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import pickle
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -40,6 +41,7 @@ from millrace.spark.writer import (
     gather,
     write_rows,
 )
+from millrace.testing import Cluster
 from support.read_back import read_back
 from support.topics import Sent, Topics
 
@@ -126,6 +128,40 @@ def test_large_records(bootstrap: str, topics: Topics) -> None:
     values = [bytes([number]) * size for number, size in enumerate([1_000_000, 10, 1_040_000, 0, 700_000, 700_000])]
     write(bootstrap, rows(value=values), topic=topic)
     assert sorted(each.value for each in read_back(bootstrap, topic)) == sorted(values)
+
+
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+def test_batches_larger_than_the_topic_takes_are_split(bootstrap: str, topics: Topics, codec: str) -> None:
+    """With the default size of batches, as with the Java client: 512 KiB against a limit of 100,000 bytes."""
+    topic = topics.create(partitions=2, config={"max.message.bytes": "100000"})
+    keys = [b"%d" % number for number in range(3_000)]
+    values = [random.Random(number).randbytes(1000) for number in range(3_000)]
+    for _ in range(2):  # the second task knows already
+        written = write(bootstrap, rows(key=keys, value=values), topic=topic, kafka_compression_type=codec)
+        assert written.records == 3_000
+    found = read_back(bootstrap, topic)
+    by_partition = [[each.key for each in found if each.partition == index] for index in range(2)]
+    for in_order in by_partition:
+        once = in_order[: len(in_order) // 2]
+        assert in_order == once * 2 and [int(key) for key in once] == sorted(int(key) for key in once)
+    assert sorted(by_partition[0] + by_partition[1]) == sorted(keys * 2)
+
+
+def test_a_missing_topic_is_created_where_brokers_create_topics(bootstrap: str, topics: Topics) -> None:
+    """As Spark's Kafka sink: its Java producer asks for metadata in a way that creates the topic."""
+    topic = f"{topics.create()}-new"
+    assert write(bootstrap, rows(value=[b"a", b"b"]), topic=topic).records == 2
+    assert sorted(each.value for each in read_back(bootstrap, topic)) == [b"a", b"b"]
+
+
+@pytest.mark.usefixtures("our_broker")
+def test_a_missing_topic_is_an_error_where_they_do_not() -> None:
+    with Cluster(settings={"auto.create.topics.enable": "false"}) as cluster, pytest.raises(ApiError) as caught:
+        write(cluster.bootstrap_servers, rows(value=[b"a"]), topic="missing")
+    assert caught.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert "topic 'missing': it does not exist, and the brokers create none by themselves; create it first" in str(
+        caught.value
+    )
 
 
 def test_strings_slices_and_wide_types(bootstrap: str, topics: Topics) -> None:
@@ -274,11 +310,6 @@ def test_new_partitions_are_seen_by_the_next_task(bootstrap: str, topics: Topics
     ("columns", "code", "said"),
     [
         ({"topic": ["t", None], "value": [b"a", b"b"]}, None, "a row has a null topic"),
-        (
-            {"topic": ["missing-topic"], "value": [b"a"]},
-            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-            "'missing-topic': it does",
-        ),
         ({"topic": ["not / a name"], "value": [b"a"]}, ErrorCode.INVALID_TOPIC_EXCEPTION, "not / a name"),
         ({"partition": [0, 3], "value": [b"a", b"b"]}, None, "column 'partition' has 3, but topic"),
         ({"partition": [-1], "value": [b"a"]}, None, "column 'partition' has -1, but topic"),
@@ -289,7 +320,7 @@ def test_new_partitions_are_seen_by_the_next_task(bootstrap: str, topics: Topics
 def test_rows_that_are_refused(
     bootstrap: str, topics: Topics, columns: dict[str, list[Any]], code: ErrorCode | None, said: str
 ) -> None:
-    options = {} if "missing" in said or "name" in said or "null" in said else {"topic": topics.create(partitions=3)}
+    options = {} if "name" in said or "null" in said else {"topic": topics.create(partitions=3)}
     with pytest.raises(MillraceError) as caught:
         write(bootstrap, rows(**columns), **options)
     assert said in str(caught.value)

@@ -42,4 +42,4 @@ def contents(bootstrap: str, topic: str) -> list[Found]:
 
 
 def _text(value: str | bytes | None) -> str | None:
-    return value.decode() if isinstance(value, bytes) else value
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value

@@ -8,6 +8,7 @@ and comes back. The exit code says whether everything is accounted for.
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import tempfile
@@ -24,10 +25,12 @@ from millrace.cli.output import CommandError, count_text, print_json, print_tabl
 from millrace.clock import SystemClock
 
 if TYPE_CHECKING:
+    from millrace.cli.demo_view import View
     from millrace.demo.failover import Outage
     from millrace.demo.scenario import Scenario
 
 _HALF_OF_FOREVER_S: Final = 30.0
+_INTERRUPTED: Final = 130
 
 app = typer.Typer(add_completion=False)
 
@@ -66,6 +69,8 @@ def demo(
         print_json(summary)
     else:
         _print_summary(summary, home)
+    if summary.get("stopped"):
+        raise typer.Exit(_INTERRUPTED)
     if not summary["ok"]:
         raise typer.Exit(1)
 
@@ -90,16 +95,8 @@ def _starting(brokers: int) -> str:
     return "starting a broker" if brokers == 1 else f"starting ZooKeeper and {brokers} brokers"
 
 
-def _tell_news(outage: Outage | None, told: str, elapsed_s: float) -> str:
-    """Print what is new about the failover; returns what is told now."""
-    text = "" if outage is None else str(outage)
-    if text != told:
-        print(f"{elapsed_s:5.1f} s  {text}", flush=True)
-    return text
-
-
 class _Run:
-    """One demo from start to the final account."""
+    """One demo from start to the final account. All times that are told count from its beginning."""
 
     def __init__(self, scenario: Scenario, *, quiet: bool) -> None:
         self._scenario = scenario
@@ -109,6 +106,9 @@ class _Run:
         self._produced_s = 0.0
         self._first_result_s: float | None = None
         self._failure: str | None = None
+        self._stopped = False
+        self._told = ""
+        self._next_line_s = 0.0
 
     def go(self, seconds: float | None, stop: _Stop) -> None:
         scenario = self._scenario
@@ -118,63 +118,93 @@ class _Run:
             ("starting producers, a consumer group and three pipelines", scenario.start_work),
         ):
             if stop.asked.is_set():
-                self._failure = "stopped before it began"
+                self._stopped = True
                 return
             self._say(said)
             begin()
             stop.listen()
         who = "broker" if scenario.brokers.count == 1 else "brokers"
         self._say(f"{who} at {scenario.bootstrap}; first results in some seconds; Ctrl-C ends it early")
-        started_s = self._clock.monotonic()
-        self._failure = self._watch(seconds, stop.asked)
-        self._produced_s = self._clock.monotonic() - started_s
+        from millrace.cli.demo_view import PLAIN_EVERY_S, View, open_screen
+
+        view = View(scenario)
+        screen, draw = open_screen(sys.stdout.isatty() and not self._quiet)
+        self._next_line_s = self._now_s() + PLAIN_EVERY_S
+        with screen:
+            self._failure = self._watch(seconds, stop.asked, lambda: self._show(view, draw, seconds))
         if self._failure is None:
             self._say("producers stop; the pipelines work through the rest")
-            scenario.finish()
+            self._finish(lambda: self._show(view, None, None))
 
-    def _watch(self, seconds: float | None, stopping: threading.Event) -> str | None:
-        """Show what happens until the time is over, someone stops it, or something fails."""
-        from millrace.cli.demo_view import LIVE_EVERY_S, PLAIN_EVERY_S, View, open_screen
+    def _watch(self, seconds: float | None, stopping: threading.Event, show: Callable[[], None]) -> str | None:
+        """Produce until the time is over, someone stops it, or something fails: then it says what."""
+        from millrace.cli.demo_view import LIVE_EVERY_S
 
         scenario = self._scenario
-        view = View(scenario)
-        terminal = sys.stdout.isatty() and not self._quiet
-        screen, draw = open_screen(terminal)
         half_s = seconds / 2 if seconds is not None else _HALF_OF_FOREVER_S
         # One upheaval at a time: with a failover half-way, the group rebalances before it.
-        plan: list[tuple[float, Callable[[float], None]]] = [(half_s, lambda _: scenario.change_members())]
+        plan: list[tuple[float, Callable[[], None]]] = [(half_s, scenario.change_members)]
         if scenario.can_fail_over:
-            plan = [(half_s / 2, lambda _: scenario.change_members()), (half_s, scenario.start_failover)]
-        next_line_s, told = PLAIN_EVERY_S, ""
-        started_s = self._clock.monotonic()
-        with screen:
-            while not stopping.wait(LIVE_EVERY_S):
-                elapsed_s = self._clock.monotonic() - started_s
-                failure = scenario.failure()
-                if failure is not None or (seconds is not None and elapsed_s >= seconds):
-                    return failure
-                if plan and elapsed_s >= plan[0][0]:
-                    plan.pop(0)[1](elapsed_s)
-                self._note_first_result()
-                view.sample(self._clock.monotonic())
-                if terminal:
-                    draw(view.renderable(elapsed_s, seconds))
-                elif not self._quiet:
-                    told = _tell_news(scenario.outage, told, elapsed_s)
-                    if elapsed_s >= next_line_s:
-                        print(view.line(elapsed_s), flush=True)
-                        next_line_s += PLAIN_EVERY_S
+            plan = [
+                (half_s / 2, scenario.change_members),
+                (half_s, lambda: scenario.start_failover(self._now_s())),
+            ]
+        started_s = self._now_s()
+        while not stopping.wait(LIVE_EVERY_S):
+            self._produced_s = self._now_s() - started_s
+            failure = scenario.failure()
+            if failure is not None or (seconds is not None and self._produced_s >= seconds):
+                return failure
+            if plan and self._produced_s >= plan[0][0]:
+                plan.pop(0)[1]()
+            show()
+        self._produced_s = self._now_s() - started_s
         return None
+
+    def _finish(self, show: Callable[[], None]) -> None:
+        """Let everything come to its end, and show how far it is: Spark may need a minute or two for the rest."""
+        from millrace.cli.demo_view import LIVE_EVERY_S
+
+        finishing = _Finishing(self._scenario)
+        finishing.start()
+        while finishing.is_alive():
+            finishing.join(LIVE_EVERY_S)
+            show()
+        if finishing.error is not None:
+            raise finishing.error
+
+    def _show(self, view: View, draw: Callable[[Any], None] | None, seconds: float | None) -> None:
+        """What there is to see now: on the screen, or, where there is none, a line when something happened."""
+        from millrace.cli.demo_view import PLAIN_EVERY_S
+
+        self._note_first_result()
+        now_s = self._now_s()
+        view.sample(now_s)
+        if draw is not None and sys.stdout.isatty() and not self._quiet:
+            draw(view.renderable(now_s, self._produced_s, seconds))
+            return
+        outage = "" if self._scenario.outage is None else str(self._scenario.outage)
+        if outage != self._told:
+            self._told = outage
+            self._say(outage)
+        if now_s >= self._next_line_s:
+            self._next_line_s = now_s + PLAIN_EVERY_S
+            self._say(view.line())
+
+    def _now_s(self) -> float:
+        return self._clock.monotonic() - self._began_s
 
     def _note_first_result(self) -> None:
         if self._first_result_s is None and self._scenario.reader.counts:
-            self._first_result_s = self._clock.monotonic() - self._began_s
+            self._first_result_s = self._now_s()
 
     def _say(self, text: str) -> None:
         if not self._quiet:
-            print(f"{self._clock.monotonic() - self._began_s:5.1f} s  {text}", flush=True)
+            print(f"{self._now_s():5.1f} s  {text}", flush=True)
 
     def summary(self) -> dict[str, Any]:
+        if self._stopped:
+            return {"ok": False, "stopped": True, "problems": [], "checks": [], "results": str(self._scenario.results)}
         if self._failure is not None:
             return {"ok": False, "problems": [self._failure], "checks": [], "results": str(self._scenario.results)}
         self._note_first_result()
@@ -227,8 +257,12 @@ def _print_summary(summary: dict[str, Any], home: Path) -> None:
             print(summary["failover"]["text"])
     for problem in summary["problems"]:
         print(f"problem: {problem}")
+    if summary.get("stopped"):
+        print(f"stopped before anything was produced\nremove all:    rm -r {home}")
+        return
     if not summary["ok"]:
-        print(f"FAILED: what went in and what came out differ; the logs of brokers and follower are in {home}")
+        why = "what went in and what came out differ" if summary["checks"] else "it did not come to its end"
+        print(f"FAILED: {why}; the logs of brokers and follower are in {home}")
         return
     print("OK: everything that went in came out, once")
     print(_how_to_look(home, summary["brokers"]))
@@ -273,3 +307,20 @@ class _Stop:
         if self.asked.is_set():
             raise KeyboardInterrupt
         self.asked.set()
+        # Not `print`, which a signal handler may have interrupted.
+        os.write(2, b"stopping, which may take a while; Ctrl-C again ends it at once\n")
+
+
+class _Finishing(threading.Thread):
+    """The end of the scenario, which waits for Spark, beside the thread that shows how it goes."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        super().__init__(name="finishing", daemon=True)
+        self._scenario = scenario
+        self.error: Exception | None = None
+
+    def run(self) -> None:
+        try:
+            self._scenario.finish()
+        except Exception as error:  # noqa: BLE001  # raised again where it is waited for
+            self.error = error

@@ -64,18 +64,19 @@ class View:
         if now_s - self._figures_at_s > _FIGURES_EVERY_S:  # each look is a call into the JVM
             self._figures, self._figures_at_s = scenario.pipelines.figures(), now_s
 
-    def line(self, elapsed_s: float) -> str:
+    def line(self) -> str:
         """One line for a log file."""
         last = self._samples[-1]
         produced, rate = sum(last.produced.values()), sum(self._rate(topic) for topic in WRITERS)
         lag = sum(one.lag or 0 for one in self._figures)
         batches = ", ".join(f"{one.name} {one.batch_ms / 1000:.1f} s" for one in self._figures)
         return (
-            f"{elapsed_s:5.1f} s  produced {produced:,} ({rate:,.0f}/s)  results {sum(last.results.values()):,}  "
+            f"produced {produced:,} ({rate:,.0f}/s)  results {sum(last.results.values()):,}  "
             f"lag {lag:,}  batches: {batches or 'none yet'}"
         )
 
-    def renderable(self, elapsed_s: float, total_s: float | None) -> RenderableType:
+    def renderable(self, now_s: float, produced_s: float, total_s: float | None) -> RenderableType:
+        """The whole screen; `produced_s` of `total_s` have been produced."""
         from rich.console import Group
         from rich.progress_bar import ProgressBar
 
@@ -83,13 +84,14 @@ class View:
         brokers = self._scenario.brokers
         memory = size_text(sum(map(_resident_bytes, brokers.pids)))
         who = "broker" if brokers.count == 1 else f"{brokers.count} brokers"
-        head = f"{who} at [bold]{brokers.bootstrap}[/], {memory} resident, {elapsed_s:.0f}{until} s"
+        times = f"at {now_s:.0f} s, producing for {produced_s:.0f}{until} s"
+        head = f"{who} at [bold]{brokers.bootstrap}[/], {memory} resident, {times}"
         parts: list[RenderableType] = [head, self._topics(), self._queries(), self._latest(), self._group_text()]
         outage = self._scenario.outage
         if outage is not None:
             parts.append(f"[bold]{outage}[/]")
         if total_s is not None:
-            parts.append(ProgressBar(total=total_s, completed=min(elapsed_s, total_s), width=60))
+            parts.append(ProgressBar(total=total_s, completed=min(produced_s, total_s), width=60))
         return Group(*parts)
 
     def _rate(self, topic: str) -> float:

@@ -215,7 +215,15 @@ def _run(
 
     name = loaded.pipeline.name
     with _stopping() as stopping, open_view(name, as_json=as_json) as view:
-        runner = Runner(spark, loaded, values, restarts=restarts, on_progress=view.progress, on_restart=view.restarting)
+        runner = Runner(
+            spark,
+            loaded,
+            values,
+            restarts=restarts,
+            on_progress=view.progress,
+            on_restart=view.restarting,
+            on_stopping=view.stopping,
+        )
         try:
             runner.run(stopping)
         except PipelineFailed as error:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from millrace.cli.output import count_text, print_remark, size_text
-from millrace.spark.pipelines.progress import QueryFigures
+from millrace.spark.pipelines.progress import QueryFigures, RecordsRead
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -22,13 +22,13 @@ class View(ABC):
     def __init__(self, name: str) -> None:
         self.name = name
         self.batches = 0
-        self.rows = 0
+        self.read = RecordsRead()
         self.late = 0
 
     def progress(self, figures: QueryFigures) -> None:
         if figures.input_rows:
             self.batches += 1
-        self.rows += figures.input_rows
+        self.read.add(figures)
         self.late += figures.late_rows
         self.show(figures)
 
@@ -39,11 +39,15 @@ class View(ABC):
     def restarting(self, reason: str, pause_s: float, failures: int) -> None:
         print_remark(restart_line(reason, pause_s, failures))
 
+    def stopping(self) -> None:
+        """A stop was asked for, and a batch is not done."""
+        print_remark("stopping once the running batch is done; Ctrl-C again does not wait for it")
+
     def done(self, *, stopped: bool) -> None:
         how = "stopped" if stopped else "done"
         late = f", {self.late:,} too late" if self.late else ""
         print_remark(
-            f"pipeline {self.name} {how}: {count_text(self.rows, 'record')} read in "
+            f"pipeline {self.name} {how}: {count_text(self.read.total, 'record')} read in "
             f"{self.batches:,} {'batch' if self.batches == 1 else 'batches'}{late}"
         )
 
@@ -67,7 +71,7 @@ class JsonView(View):
         print(json.dumps(event), flush=True)
 
     def done(self, *, stopped: bool) -> None:
-        event = {"event": "stopped" if stopped else "done", "rows": self.rows, "batches": self.batches}
+        event = {"event": "stopped" if stopped else "done", "rows": self.read.total, "batches": self.batches}
         print(json.dumps(event), flush=True)
 
 

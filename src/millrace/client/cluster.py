@@ -4,7 +4,8 @@ One thread at a time; pickles as its settings. Not here: read-ahead (`fetching`)
 requests in flight (`producing`), what bytes mean (`requests`).
 
 Invariants: only failures that pass by themselves are retried, with fresh metadata and a growing pause, until
-`retry_timeout_ms`; then one ApiError names the partition and the last cause. Topics are never created by asking.
+`retry_timeout_ms`; then one ApiError names the partition and the last cause. Topics are created by asking
+only where the caller says so.
 """
 
 from __future__ import annotations
@@ -94,14 +95,18 @@ class ClusterClient:
             return {}
         return self.refresh(names, self.attempts("metadata"))
 
-    def partition_count(self, name: str) -> int:
-        """How many partitions a topic has now; one that was created a moment ago is waited for, shortly."""
+    def partition_count(self, name: str, *, create: bool = False) -> int:
+        """How many partitions a topic has now; one that was created a moment ago is waited for, shortly.
+
+        With `create`, one that is missing is created by asking, where the brokers do that (auto.create.topics.enable).
+        """
         attempts = self.attempts(f"topic '{name}'")
+        missing = "it does not exist, and the brokers create none by themselves" if create else "it does not exist"
         while True:
-            topic = self.refresh([name], attempts).get(name)
+            topic = self.refresh([name], attempts, create=create).get(name)
             if topic is not None:
                 return len(topic.partitions)
-            attempts.failed(ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "it does not exist; create it first"))
+            attempts.failed(ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{missing}; create it first"))
 
     # Reading.
 
@@ -329,9 +334,11 @@ class ClusterClient:
         """One attempt at a request of which only the answer matters."""
         return connection.receive(self.send(connection, message, at_most=at_most), timeout_ms=timeout_ms)
 
-    def refresh(self, names: Collection[str] | None, attempts: Attempts) -> dict[str, TopicInfo]:
+    def refresh(
+        self, names: Collection[str] | None, attempts: Attempts, *, create: bool = False
+    ) -> dict[str, TopicInfo]:
         """Learn again who leads these topics, or all; failures count as `attempts`."""
-        message = requests.metadata(names)
+        message = requests.metadata(names, create=create)
         while True:
             address: Address | None = None
             try:

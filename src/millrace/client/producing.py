@@ -8,6 +8,9 @@ Invariants, per partition:
   sent again unchanged);
 - after a failure nothing new is sent before everything under way is answered and the failed ones are sent again;
 - at most five batches are under way, which is as far back as a broker recognises a repeated one.
+
+A batch that is larger than the topic takes is sent again as two halves, which carry the same sequences between them,
+and so on until each is taken; only a record that is too large by itself is an error.
 """
 
 from __future__ import annotations
@@ -23,10 +26,12 @@ from millrace.client.retrying import Attempts, is_retriable
 from millrace.errors import ApiError, ErrorCode
 from millrace.model import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE, TopicPartition
 from millrace.records.batch import add_sequence
+from millrace.records.encode import halved
 
 ACKS_ALL: Final = -1
 MAX_IN_FLIGHT: Final = 5
 DEFAULT_REQUEST_BYTES: Final = 1024 * 1024
+_TOO_LARGE: Final = frozenset({ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE})
 _WAITING_REQUESTS: Final = 4
 """How many requests' worth of batches may wait for their turn before `add` waits for answers."""
 
@@ -59,6 +64,8 @@ class _Lane:
     failed: list[_Batch] = field(default_factory=list)
     error: ApiError | None = None
     written: Written = field(default_factory=Written)
+    refused_bytes: int | None = None
+    """The smallest batch that was too large for the topic."""
     acknowledged: bool = False
     """Whether the partition has taken a batch of this producer. Until then Kafka takes any sequence: were a second
     batch under way when the first is refused for a moment (a topic just created), it would be taken as the first."""
@@ -118,6 +125,11 @@ class BatchProducer:
     def next_sequence(self, partition: TopicPartition) -> int:
         """The base sequence that the next batch of `partition` must carry; -1 where there are none."""
         return self._lane(partition).sequence
+
+    def largest_batch(self, partition: TopicPartition, wanted_bytes: int) -> int:
+        """How large batches for `partition` should be: as large as is wanted, or as the topic is known to take."""
+        refused = self._lane(partition).refused_bytes
+        return wanted_bytes if refused is None else min(wanted_bytes, max(refused // 2, 1))
 
     def add(self, partition: TopicPartition, data: bytes, records: int) -> None:
         """Take a batch of `records` records that carries this producer's id and the partition's next sequence.
@@ -281,13 +293,17 @@ class BatchProducer:
         for lane in self._lanes.values():
             if lane.error is None:
                 continue
-            if not is_retriable(lane.error.code):
+            too_large = lane.error.code in _TOO_LARGE and lane.failed[0].records > 1
+            if not too_large and not is_retriable(lane.error.code):
                 raise self._explained(lane, lane.error)
             if lane.under_way:
                 continue
-            lane.attempts.count(lane.error)
-            pause_ms = max(pause_ms, lane.attempts.backoff_ms())
-            topics[lane.partition.topic] = lane.attempts
+            if too_large:
+                self._halve(lane)
+            else:
+                lane.attempts.count(lane.error)
+                pause_ms = max(pause_ms, lane.attempts.backoff_ms())
+                topics[lane.partition.topic] = lane.attempts
             lane.waiting.extendleft(reversed(lane.failed))
             lane.failed.clear()
             lane.error = None
@@ -295,8 +311,16 @@ class BatchProducer:
             self.client.pause(pause_ms / 1000)
             self.client.refresh(topics.keys(), next(iter(topics.values())))
 
+    def _halve(self, lane: _Lane) -> None:
+        """Put two halves in the place of the batch that the topic refused."""
+        refused = lane.failed.pop(0)
+        halves = [_Batch(data, records) for data, records in halved(refused.data)]
+        lane.failed[:0] = halves
+        lane.refused_bytes = min(len(refused.data), lane.refused_bytes or len(refused.data))
+        self._waiting_bytes += sum(len(half.data) for half in halves) - len(refused.data)
+
     def _explained(self, lane: _Lane, error: ApiError) -> ApiError:
         text = f"produce to {lane.partition}: {error.message or 'refused'}"
-        if error.code in (ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE):
-            text += "; raise max.message.bytes of the topic, or write smaller records or batches (batch.size)"
+        if error.code in _TOO_LARGE:
+            text += "; a record is larger than the topic takes: raise its max.message.bytes, or write smaller ones"
         return ApiError(error.code, text)

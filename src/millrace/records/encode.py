@@ -6,6 +6,7 @@ What is not here: accumulation, linger, partitioning: those are a producer's bus
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from millrace.errors import ApiError, ErrorCode
@@ -19,15 +20,17 @@ from millrace.records.batch import (
     TRANSACTIONAL_BIT,
     BatchHeader,
     TimestampType,
+    add_sequence,
+    read_header,
     with_crc,
 )
 from millrace.records.compression import Buffer, Codec, compress
-from millrace.records.decode import Header, Record, records_section
+from millrace.records.decode import Header, Record, decode_records, records_section
 
 _MINUS_ONE: Final = b"\x01"
 _ZERO: Final = b"\x00"
 
-__all__ = ["Header", "Record", "encode_batch", "recompress"]
+__all__ = ["Header", "Record", "encode_batch", "halved", "recompress"]
 
 
 def write_varint(value: int) -> bytes:
@@ -134,3 +137,28 @@ def recompress(batch: Buffer, codec: Codec, *, max_bytes: int) -> bytes:
         attributes=header.attributes & ~0x07 | int(codec),
     )
     return with_crc(changed, payload).pack() + payload
+
+
+def halved(batch: Buffer) -> list[tuple[bytes, int]]:
+    """The records of a batch as two batches, each with its number of records: for a producer whose batch is too large.
+
+    Everything else is kept: codec, producer and, between the two, the sequences.
+    """
+    header = read_header(batch)
+    records = decode_records(batch)
+    middle = len(records) // 2
+    halves = []
+    for first, part in ((0, records[:middle]), (middle, records[middle:])):
+        sequence = header.base_sequence
+        if sequence != NO_SEQUENCE:
+            sequence = add_sequence(sequence, first)
+        data = encode_batch(
+            [replace(record, offset=number) for number, record in enumerate(part)],
+            compression=header.codec,
+            producer_id=header.producer_id,
+            producer_epoch=header.producer_epoch,
+            base_sequence=sequence,
+            transactional=header.is_transactional,
+        )
+        halves.append((data, len(part)))
+    return halves

@@ -35,7 +35,7 @@ from millrace.model import TopicPartition
 from millrace.spark import offsets as of
 from millrace.spark.offsets import AtOffsets, AtTime, AtTimes, Edge, OffsetRange, Offsets, Position
 from millrace.spark.options import SourceOptions, TimestampStrategy
-from millrace.spark.worker import settle
+from millrace.spark.worker import leave_if_abandoned, settle
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -169,6 +169,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def stop(self) -> None:
         self._view.close()
         self._lag.close()
+        leave_if_abandoned()
 
     # Inside.
 

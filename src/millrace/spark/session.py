@@ -151,9 +151,12 @@ def session_settings(master: str, options: Mapping[str, str], *, log_level: str 
             "spark.sql.shuffle.partitions": str(_local_cores(master)),
         }
     settings |= options
+    # When a stream is stopped within a batch, Spark looks for the reason in the text of the error, with a regular
+    # expression that recurses for every character. On a default stack its thread dies of it, and the stop never ends.
+    stack = "-Xss32m"
     logging = f"-Dlog4j2.configurationFile={_LOG_SETTINGS.as_uri()} -Dmillrace.log.level={log_level}"
     asked = options.get("spark.driver.extraJavaOptions", "")
-    settings["spark.driver.extraJavaOptions"] = asked if "log4j" in asked else f"{logging} {asked}".strip()
+    settings["spark.driver.extraJavaOptions"] = asked if "log4j" in asked else f"{stack} {logging} {asked}".strip()
     return settings
 
 

@@ -24,6 +24,7 @@ from pyspark.sql.types import (
 
 from millrace.errors import ConfigError
 from millrace.spark.options import CORRUPT, SourceOptions, ValueFormat, ValueMode
+from millrace.spark.worker import leave_when_let_go
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from millrace.spark.reader import BatchReader, StreamReader
 
 NAME: Final = "millrace"
+
+leave_when_let_go()  # every process of Spark's that has to do with topics imports this module
 
 HEADERS: Final = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
 _TYPES: Final[dict[str, DataType]] = {

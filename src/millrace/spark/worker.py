@@ -1,8 +1,13 @@
-"""What is done once in a Python process that Spark keeps for many tasks."""
+"""What is done once in a Python process of Spark's: at the start of one kept for many tasks, at a stream's end."""
 
 from __future__ import annotations
 
 import gc
+import os
+import socket
+import sys
+from collections.abc import Callable
+from types import ModuleType
 from typing import Final
 
 _FREEZES: Final = 2
@@ -30,3 +35,41 @@ def settle() -> None:
         return
     gc.collect()
     gc.freeze()
+
+
+_DAEMON: Final = "pyspark.daemon"
+_STREAM_RUNNER: Final = "pyspark.sql.streaming.python_streaming_source_runner"
+
+
+def leave_when_let_go() -> None:
+    """Have a worker process, which Spark keeps for later, end without a word when Spark wants it no more.
+
+    Spark hangs up on a worker that was idle for a minute, and on all of them at the end. PySpark takes the end of the
+    input for a failure, tries to report it to who has hung up, and dies of the broken pipe with a traceback on the
+    user's terminal, in runs that succeed. From its next task on, this one looks first whether there is one.
+    """
+    daemon = sys.modules["__main__"]
+    if _name_of(daemon) != _DAEMON:
+        return
+    work: Callable[[socket.socket, bool], int] = daemon.worker
+
+    def worker(sock: socket.socket, authenticated: bool) -> int:
+        try:
+            asked = sock.recv(1, socket.MSG_PEEK)
+        except ConnectionResetError:
+            asked = b""
+        return work(sock, authenticated) if asked else os._exit(0)
+
+    daemon.worker = worker  # type: ignore[attr-defined]
+
+
+def leave_if_abandoned() -> None:
+    """End the process of a stream reader that Spark has hung up on, for the same reason; the last act of its `stop`."""
+    runs_a_stream = _STREAM_RUNNER in sys.modules or _name_of(sys.modules["__main__"]) == _STREAM_RUNNER
+    if runs_a_stream and isinstance(sys.exc_info()[1], EOFError | BrokenPipeError | ConnectionResetError):
+        os._exit(0)
+
+
+def _name_of(module: ModuleType) -> str:
+    """What was run with `python -m` has the name `__main__`, and its own in its spec."""
+    return "" if module.__spec__ is None else module.__spec__.name

@@ -2,7 +2,8 @@
 
 Columns are those of Spark's Kafka sink (key, value, headers, topic, partition) and `timestamp`, which that one
 ignores. Here rows find their partitions; the bytes of record batches are made by `batches`, sequences and retries are
-the business of `client.producing`.
+the business of `client.producing`. A topic that is missing is created by the brokers if they create topics by
+themselves, as with Spark's Kafka sink.
 
 What is promised: a task returns its commit message only after every row is acknowledged by all in-sync replicas, and
 retries inside a task store each row once and in order. A task that Spark runs again writes its rows again: at least
@@ -299,7 +300,7 @@ class RowWriter:
     def _send(self, partition: TopicPartition, records: Rows, rows: Int64s) -> None:
         settings = BatchSettings(
             codec=self._options.codec,
-            max_batch_bytes=self._options.max_batch_bytes,
+            max_batch_bytes=self._producer.largest_batch(partition, self._options.max_batch_bytes),
             producer_id=self._producer.producer_id,
             producer_epoch=self._producer.producer_epoch,
             base_sequence=self._producer.next_sequence(partition),
@@ -350,7 +351,7 @@ class RowWriter:
 
     def _partition_count(self, topic: str) -> int:
         if topic not in self._partition_counts:
-            self._partition_counts[topic] = self._producer.client.partition_count(topic)
+            self._partition_counts[topic] = self._producer.client.partition_count(topic, create=True)
         return self._partition_counts[topic]
 
     def _spread(self, topic: str, rows: int, size_bytes: int, partition_count: int) -> Int32s:

@@ -19,6 +19,7 @@ from millrace.clock import SystemClock
 from millrace.errors import ApiError, ErrorCode
 from millrace.model import TopicPartition
 from millrace.records.batch import read_header, split
+from millrace.records.compression import Codec
 from millrace.records.decode import Record, decode_records
 from millrace.records.encode import encode_batch
 from millrace.testing import Cluster
@@ -35,12 +36,13 @@ def settings_for(bootstrap: str, **more: str) -> ClientSettings:
     return ClientSettings.from_properties({"bootstrap.servers": bootstrap, "retry.backoff.ms": "1", **named})
 
 
-def add(producer: BatchProducer, partition: TopicPartition, *values: bytes) -> bytes:
+def add(producer: BatchProducer, partition: TopicPartition, *values: bytes, codec: Codec = Codec.NONE) -> bytes:
     # Of now: a broker forgets a producer whose records are a day old.
     now_ms = SystemClock().wall_ms()
     data = encode_batch(
         [Record(index, now_ms, None, value) for index, value in enumerate(values)],
         base_offset=0,
+        compression=codec,
         producer_id=producer.producer_id,
         producer_epoch=producer.producer_epoch,
         base_sequence=producer.next_sequence(partition),
@@ -283,6 +285,30 @@ def test_a_record_that_is_too_large_says_what_to_do(cluster: Cluster) -> None:
         with pytest.raises(ApiError, match=r"produce to t-0: .*max\.message\.bytes") as caught:
             producer.flush()
     assert caught.value.code is ErrorCode.MESSAGE_TOO_LARGE
+
+
+@pytest.mark.parametrize("codec", [Codec.NONE, Codec.GZIP])
+def test_a_batch_that_is_too_large_goes_in_halves(cluster: Cluster, codec: Codec) -> None:
+    """As the Java client does it: many batches are under way when the first is refused, and order and count hold."""
+    cluster.create_topic("small", config={"max.message.bytes": "3000"})
+    small = TopicPartition("small", 0)
+    values = [random.Random(number).randbytes(100) for number in range(1000)]
+    with ClusterClient(settings_for(cluster.bootstrap_servers)) as client:
+        producer = BatchProducer(client, request_bytes=1)
+        for first in range(0, 1000, 100):
+            add(producer, small, *values[first : first + 100], codec=codec)
+        add(producer, T0, b"not concerned")
+        producer.flush()
+        assert stored(client, small) == values
+        assert producer.take_written()[small].records == 1000
+        assert 1000 < producer.largest_batch(small, 512 * 1024) < 3000
+        assert producer.largest_batch(T0, 512 * 1024) == 512 * 1024
+        # The sequences go on, and a record that is too large by itself is an error, alone or among others.
+        add(producer, small, b"after")
+        producer.flush()
+        add(producer, small, b"a", b"x" * 4000, b"b")
+        with pytest.raises(ApiError, match=r"a record is larger than the topic takes: raise its max\.message\.bytes"):
+            producer.flush()
 
 
 def test_giving_up_names_the_partition(store: Store) -> None:

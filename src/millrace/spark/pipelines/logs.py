@@ -10,7 +10,8 @@ expression with named groups, of which `at`, `host`, `level` and `message` are k
 
 The warehouse gets one row per line: at, host, file, level, message, fields, topic, partition, offset, day. Lines of
 level error or fatal also go to the topic `errors`, as JSON. A line that no format fits goes to the dead-letter topic
-with the reason in its headers.
+with the reason in its headers, and so does one whose time lies before 1970 or more than `future` after the time of its
+record. A line without a time, or with one that cannot be read, has the time of its record.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from millrace.spark import sinks
+from millrace.spark.pipelines import fields
 
 OPTIONS = [
     ("topic", "logs", "where lines are read; several separated by commas"),
@@ -32,6 +34,8 @@ OPTIONS = [
     ("warehouse", "warehouse/logs", "folder of the table"),
     ("format", "delta", "what the table is: delta or parquet"),
     ("pattern", "auto", "auto, json, common, syslog, or a regular expression with named groups"),
+    # A day, because the local time that many lines have is read as UTC.
+    ("future", "1 day", "how far ahead of its record a line may lie; beyond it, it is a dead letter"),
     ("starting", "earliest", "where a first run begins: earliest or latest"),
     ("max_records", "1000000", "most records of one batch"),
     ("trigger", "5 seconds", "how often lines are stored"),
@@ -43,6 +47,8 @@ SYSLOG = (
     r"(\S+) ([^\s:\[]+)(?:\[(\d+)\])?: (.*)$"
 )
 LEVEL_IN_TEXT = r"(?i)\b(fatal|critical|crit|error|err|warning|warn|notice|info|debug|trace)\b"
+DAY_US = 86_400_000_000
+LONGEST_ERROR_CHARACTERS = 10_000  # of a text in a record of the topic for errors that is too large otherwise
 LINE = "at timestamp, host string, level string, message string, fields map<string,string>"
 
 
@@ -54,7 +60,7 @@ def topics(options: Mapping[str, str]) -> list[str]:
 def start(spark: SparkSession, options: Mapping[str, str]) -> list[StreamingQuery]:
     if options["format"] not in ("delta", "parquet"):
         raise ValueError(f"option format is delta or parquet, not '{options['format']}'")
-    lines = parse(read(spark, options), options["pattern"])
+    lines = parse(read(spark, options), options["pattern"], options["future"])
     send = sinks.topic(connection(options))
     if options["format"] == "delta":
         keep = sinks.delta(options["warehouse"], partition_by=["day"])
@@ -81,25 +87,27 @@ def read(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
     return records.where("value IS NULL OR trim(CAST(value AS STRING)) <> ''")  # an empty line says nothing
 
 
-def parse(records: DataFrame, pattern: str) -> DataFrame:
-    """The source's columns with `line`, a struct of what was found, and `error`, why nothing was."""
-    text = F.col("value").cast("string")
+def parse(records: DataFrame, pattern: str, future: str) -> DataFrame:
+    """The source's columns with `line`, a struct of what was found, `at`, and `error`, why there is nothing."""
+    text = fields.text_of(F.col("value"))
     formats = {"json": json_line(text), "common": common_line(text), "syslog": syslog_line(text)}
     if pattern == "auto":
         line = F.coalesce(*formats.values())
     else:
         line = formats[pattern] if pattern in formats else pattern_line(text, pattern)
-    error = F.when(F.col("value").isNull(), "no value").when(
-        F.col("line").isNull(), f"no format fits the line (pattern {pattern})"
+    error = (
+        F.when(F.col("value").isNull(), "no value")
+        .when(F.col("line").isNull(), f"no format fits the line (pattern {pattern})")
+        .otherwise(fields.time_error(F.col("at"), F.col("timestamp"), future))
     )
-    return records.withColumn("line", line).withColumn("error", error)
+    found = records.withColumn("line", line).withColumn("at", F.coalesce("line.at", "timestamp"))
+    return found.withColumn("error", error)
 
 
 def stored(lines: DataFrame) -> DataFrame:
     """The rows of the warehouse."""
-    at = F.coalesce("line.at", "timestamp")
     return lines.where("error IS NULL").select(
-        at.alias("at"),
+        "at",
         F.coalesce(header("host"), F.col("line.host")).alias("host"),
         header("file").alias("file"),
         level_name(F.col("line.level")).alias("level"),
@@ -108,29 +116,30 @@ def stored(lines: DataFrame) -> DataFrame:
         "topic",
         "partition",
         "offset",
-        F.to_date(at).alias("day"),
+        F.to_date("at").alias("day"),
     )
 
 
 def outgoing(lines: DataFrame, options: Mapping[str, str]) -> DataFrame:
     """What goes to topics: errors as JSON under the name of their host, and dead letters."""
     letters = sinks.dead_letters(lines).withColumn("topic", F.lit(options["dead_letters"]))
-    errors = (
-        stored(lines)
-        .where(F.col("level").isin("error", "fatal"))
-        .select(
-            F.col("host").cast("binary").alias("key"),
-            F.to_json(F.struct("*")).cast("binary").alias("value"),
-            F.lit(None).cast("array<struct<key:string,value:binary>>").alias("headers"),
-            F.lit(options["errors"]).alias("topic"),
-        )
+    failed = stored(lines).where(F.col("level").isin("error", "fatal"))
+    whole = F.to_json(F.struct("*"))
+    # The warehouse has the rest of a line that is too long for a record.
+    short = [F.substring(name, 1, LONGEST_ERROR_CHARACTERS).alias(name) for name in ("host", "file", "message")]
+    shortened = F.to_json(F.struct("at", *short, "level", "topic", "partition", "offset", "day"))
+    errors = failed.select(
+        F.substring("host", 1, LONGEST_ERROR_CHARACTERS).cast("binary").alias("key"),
+        F.when(F.octet_length(whole) <= sinks.LARGEST_BYTES, whole).otherwise(shortened).cast("binary").alias("value"),
+        F.lit(None).cast("array<struct<key:string,value:binary>>").alias("headers"),
+        F.lit(options["errors"]).alias("topic"),
     )
     return errors.unionByName(letters).where("topic <> ''")
 
 
 def header(name: str) -> Column:
     found = F.filter("headers", lambda one: one["key"] == name)
-    return F.try_element_at(found, F.lit(1))["value"].cast("string")
+    return fields.text_of(F.try_element_at(found, F.lit(1))["value"])
 
 
 def level_name(level: Column) -> Column:
@@ -158,12 +167,9 @@ def json_line(text: Column) -> Column:
         return F.coalesce(*[F.try_element_at(found, F.lit(name)) for name in names])
 
     known = ("ts", "time", "timestamp", "level", "severity", "message", "msg", "host")
-    fields = F.map_filter(found, lambda name, _: ~name.isin(*known))
-    stamp = first("ts", "time", "timestamp")
-    number = stamp.try_cast("double")
-    seconds = F.when(number > 1e11, number / 1000).otherwise(number)
-    at = F.when(number.isNotNull(), F.timestamp_seconds(seconds)).otherwise(stamp.try_cast("timestamp"))
-    line = line_struct(at, first("host"), first("level", "severity"), first("message", "msg"), fields)
+    others = F.map_filter(found, lambda name, _: ~name.isin(*known))
+    at = fields.time_of(first("ts", "time", "timestamp"))
+    line = line_struct(at, first("host"), first("level", "severity"), first("message", "msg"), others)
     return F.when(text.startswith("{") & found.isNotNull(), line)
 
 
@@ -183,9 +189,15 @@ def syslog_line(text: Column) -> Column:
     def group(index: int) -> Column:
         return F.regexp_extract(text, SYSLOG, index)
 
-    # A date as in RFC 3164 has no year: the record's own is taken.
-    dated = F.concat_ws(" ", F.year("timestamp").cast("string"), F.regexp_replace(group(2), r"\s+", " "))
-    at = F.coalesce(group(2).try_cast("timestamp"), F.try_to_timestamp(dated, F.lit("yyyy MMM d HH:mm:ss")))
+    # A date as in RFC 3164 has no year: the last one in which it is not after the record, give or take a time zone.
+    def in_year(year: Column) -> Column:
+        dated = F.concat_ws(" ", year.cast("string"), F.regexp_replace(group(2), r"\s+", " "))
+        return F.try_to_timestamp(dated, F.lit("yyyy MMM d HH:mm:ss"))
+
+    year = F.year("timestamp")
+    not_after = F.unix_micros("timestamp") + DAY_US
+    dated = F.when(F.unix_micros(in_year(year)) <= not_after, in_year(year)).otherwise(in_year(year - 1))
+    at = F.coalesce(fields.time_of(group(2)), dated)
     severity = F.try_element_at(
         F.array(*map(F.lit, ["emerg", "alert", "crit", "err", "warning", "notice", "info", "debug"])),
         (group(1).try_cast("int") % 8 + 1),
@@ -205,7 +217,7 @@ def pattern_line(text: Column, pattern: str) -> Column:
         raise ValueError("option pattern is auto, json, common, syslog, or has named groups: (?<level>\\w+)")
     groups = {name: F.regexp_extract(text, pattern, index) for name, index in index_of.items()}
     known = {name: groups.pop(name, F.lit(None)) for name in ("at", "host", "level", "message")}
-    at = known["at"].try_cast("timestamp")
+    at = fields.time_of(known["at"])
     message = F.coalesce(known["message"], text)
     return F.when(text.rlike(pattern), line_struct(at, known["host"], known["level"], message, present(groups)))
 

@@ -10,19 +10,21 @@ or missing (then the time of the record counts). Per window and key it gives cou
 A window that changed is written again under the same key (`emit=update`), so a reader of the topic or the table always
 finds its newest state; or it is written once, when the watermark has passed it (`emit=final`). Events that come later
 than the watermark allows are dropped and counted: `late` in the progress of the query. A record that is no such event
-goes to the dead-letter topic with the reason in its headers.
+goes to the dead-letter topic with the reason in its headers. So does an event from the future: one that lies more than
+`future` after the time of its record would move the watermark there, and everybody else's events would be late.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from millrace.spark import sinks
+from millrace.spark.pipelines import fields
 
 OPTIONS = [
     ("topic", "metrics", "where events are read"),
@@ -34,6 +36,7 @@ OPTIONS = [
     ("window", "1 minute", "length of a window"),
     ("slide", "", "how often a window begins; empty: one after the other"),
     ("watermark", "2 minutes", "how late an event may be"),
+    ("future", "10 minutes", "how far ahead of its record an event may lie; beyond it, it is a dead letter"),
     ("emit", "update", "update: a window whenever it changes; final: once, when it is closed"),
     ("starting", "earliest", "where a first run begins: earliest or latest"),
     ("max_records", "1000000", "most records of one batch"),
@@ -41,6 +44,7 @@ OPTIONS = [
 ]
 
 EVENT = "name string, value double, ts string, tags map<string,string>, _damaged string"
+LONGEST_KEY_BYTES = 100_000  # a result has its key twice, and has to fit into a record
 
 
 def topics(options: Mapping[str, str]) -> list[str]:
@@ -49,7 +53,7 @@ def topics(options: Mapping[str, str]) -> list[str]:
 
 
 def start(spark: SparkSession, options: Mapping[str, str]) -> list[StreamingQuery]:
-    events = parse(read(spark, options))
+    events = parse(read(spark, options), options)
     results = aggregate(events.where("error IS NULL"), options)
     queries = [
         begin(results.writeStream.outputMode(output_mode(options)).foreachBatch(writer(options)), "metrics", options)
@@ -71,39 +75,41 @@ def read(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
     )
 
 
-def parse(records: DataFrame) -> DataFrame:
-    """The source's columns with name, value, at and tags; `error` says why a record is no event."""
-    event = F.from_json(F.col("value").cast("string"), EVENT, {"columnNameOfCorruptRecord": "_damaged"})
-    parsed = records.withColumn("event", event)
-    at = F.coalesce(time_of(F.col("event.ts")), F.when(F.col("event.ts").isNull(), F.col("timestamp")))
-    error = (
-        F.when(F.col("value").isNull(), "no value")
-        .when(F.col("event").isNull() | F.col("event._damaged").isNotNull(), "not a JSON event")
-        .when(F.col("event.name").isNull(), "no field 'name'")
-        .when(at.isNull(), "field 'ts' is not a time")
-    )
-    return parsed.select(
+def parse(records: DataFrame, options: Mapping[str, str]) -> DataFrame:
+    """The source's columns with name, amount, at and tags; `error` says why a record is no event."""
+    event = F.from_json(fields.text_of(F.col("value")), EVENT, {"columnNameOfCorruptRecord": "_damaged"})
+    at = F.coalesce(fields.time_of(F.col("event.ts")), F.when(F.col("event.ts").isNull(), F.col("timestamp")))
+    parsed = records.withColumn("event", event).select(
         *records.columns,
+        "event",
         F.col("event.name").alias("name"),
         F.coalesce("event.value", F.lit(1.0)).alias("amount"),
         at.alias("at"),
         F.col("event.tags").alias("tags"),
-        error.alias("error"),
     )
+    amount = F.col("amount")
+    key_bytes = F.octet_length(F.concat_ws("", *[F.col(key).cast("string") for key in keys(options)]))
+    error = (
+        F.when(F.col("value").isNull(), "no value")
+        .when(F.col("event").isNull() | F.col("event._damaged").isNotNull(), "not a JSON event")
+        .when(F.col("name").isNull(), "no field 'name'")
+        .when(F.isnan(amount) | (F.abs(amount) == float("inf")), "field 'value' is not a number")
+        .when(F.col("at").isNull(), "field 'ts' is not a time")
+        .when(key_bytes > LONGEST_KEY_BYTES, f"its key ({options['by']}) is longer than {LONGEST_KEY_BYTES} bytes")
+        .otherwise(fields.time_error(F.col("at"), F.col("timestamp"), options["future"]))
+    )
+    return parsed.withColumn("error", error).drop("event")
 
 
-def time_of(text: Column) -> Column:
-    """ISO 8601, or seconds or milliseconds since 1970, as a time; NULL if it is neither."""
-    number = text.try_cast("double")
-    seconds = F.when(number > 1e11, number / 1000).otherwise(number)
-    return F.when(number.isNotNull(), F.timestamp_seconds(seconds)).otherwise(text.try_cast("timestamp"))
+def keys(options: Mapping[str, str]) -> list[str]:
+    return [name.strip() for name in options["by"].split(",") if name.strip()]
 
 
 def aggregate(events: DataFrame, options: Mapping[str, str]) -> DataFrame:
-    keys = [name.strip() for name in options["by"].split(",") if name.strip()]
+    names = {key: key.rpartition(".")[2] for key in keys(options)}
     windows = F.window("at", options["window"], options["slide"] or None)
     grouped = events.withWatermark("at", options["watermark"]).groupBy(
-        windows, *[F.coalesce(F.col(key), F.lit("")).alias(key.rpartition(".")[2]) for key in keys]
+        windows, *[F.coalesce(F.col(key), F.lit("")).alias(name) for key, name in names.items()]
     )
     return grouped.agg(
         F.count("*").alias("count"),
@@ -115,7 +121,7 @@ def aggregate(events: DataFrame, options: Mapping[str, str]) -> DataFrame:
     ).select(
         F.col("window.start").alias("window_start"),
         F.col("window.end").alias("window_end"),
-        *[key.rpartition(".")[2] for key in keys],
+        *names.values(),
         *["count", "sum", "min", "max", "avg", "p95"],
     )
 
@@ -130,14 +136,14 @@ def output_mode(options: Mapping[str, str]) -> str:
 
 def writer(options: Mapping[str, str]) -> sinks.BatchWriter:
     """To the table, exactly once, and then to the topic."""
-    keys = ["window_start", *[key.strip().rpartition(".")[2] for key in options["by"].split(",") if key.strip()]]
+    unique = ["window_start", *[key.rpartition(".")[2] for key in keys(options)]]
     writers = []
     if "://" in options["table"]:
-        writers.append(sinks.sql(options["table"], options["table_name"], keys=keys))
+        writers.append(sinks.sql(options["table"], options["table_name"], keys=unique))
     elif options["table"]:
         writers.append(sinks.delta(options["table"]))
     if options["output"]:
-        named = ", ".join(f"`{key}`" for key in keys)
+        named = ", ".join(f"`{key}`" for key in unique)
         columns = (f"to_json(struct({named})) AS key", "to_json(struct(*)) AS value")
         writers.append(sinks.topic(connection(options), options["output"], columns=columns))
     return sinks.fan_out(*writers)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -25,6 +26,8 @@ class QueryFigures:
     state_rows: int
     state_bytes: int
     timestamp: str = ""
+    rows_by_source: Mapping[str, int] = field(default_factory=dict)
+    """What was read from where: two queries of a pipeline may read the same records."""
 
     def as_dict(self) -> dict[str, object]:
         return {
@@ -59,7 +62,32 @@ def figures_of(name: str, report: Mapping[str, Any]) -> QueryFigures:
         state_rows=_total(operators, "numRowsTotal"),
         state_bytes=_total(operators, "memoryUsedBytes"),
         timestamp=str(report.get("timestamp", "")),
+        rows_by_source=_rows_by_source(sources),
     )
+
+
+class RecordsRead:
+    """How many records a pipeline has read: what several of its queries read from one place counts once."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, Counter[str]] = {}
+
+    def add(self, report: QueryFigures) -> None:
+        for source, rows in report.rows_by_source.items():
+            self._rows.setdefault(source, Counter())[report.name] += rows
+
+    @property
+    def total(self) -> int:
+        return sum(max(by_query.values()) for by_query in self._rows.values())
+
+
+def _rows_by_source(sources: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for source in sources:
+        topics = sorted({topic for topic, _ in _offsets(source.get("endOffset")) or ()})
+        name = ",".join(topics) or str(source.get("description", ""))
+        found[name] = max(found.get(name, 0), int(source.get("numInputRows") or 0))
+    return found
 
 
 def lag_of(source: Mapping[str, Any]) -> int | None:

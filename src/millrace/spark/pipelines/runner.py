@@ -3,7 +3,8 @@
 Not here: the session, the options, and what is shown. A failure stops all queries of the pipeline, and after a pause
 that doubles with each failure in a row all are started again from their checkpoints. A stop that was asked for waits
 until the running batches are done, within a bound: stopping a query in the middle of a batch is safe, but the batch
-would be done again.
+would be done again. A query that has not come to its first batch is waited for as well: it is starting Python processes
+for its sources, and they would find that Spark is gone.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ class Runner:
         restarts: int = 0,
         on_progress: Callable[[QueryFigures], None] = _ignore,
         on_restart: Callable[[str, float, int], None] = _ignore,
+        on_stopping: Callable[[], None] = _ignore,
         finish_s: float = FINISH_S,
         clock: Clock | None = None,
     ) -> None:
@@ -67,6 +69,7 @@ class Runner:
         self._restarts = restarts
         self._on_progress = on_progress
         self._on_restart = on_restart
+        self._on_stopping = on_stopping
         self._finish_s = finish_s
         self._clock = clock or SystemClock()
         self._seen: dict[str, str] = {}  # query -> time of its newest report
@@ -127,6 +130,8 @@ class Runner:
                 if not active:
                     return None
                 if stopping.wait(POLL_S):
+                    if any(map(_is_busy, queries)):
+                        self._on_stopping()
                     self._finish_batches(queries)
                     return None
         finally:
@@ -153,12 +158,7 @@ class Runner:
         pause = threading.Event()
         for query in queries:
             before = self._batches_done(query)
-            while (
-                query.isActive
-                and query.status["isTriggerActive"]
-                and self._batches_done(query) == before
-                and self._clock.monotonic() < deadline
-            ):
+            while _is_busy(query) and self._batches_done(query) == before and self._clock.monotonic() < deadline:
                 pause.wait(0.05)
             query.stop()
             self._report(query)
@@ -167,3 +167,11 @@ class Runner:
     def _batches_done(query: StreamingQuery) -> int:
         progress = query.lastProgress
         return int(json.loads(progress.json)["batchId"]) if progress is not None else -1
+
+
+def _is_busy(query: StreamingQuery) -> bool:
+    """Whether a query is in a batch, or on its way to its first one."""
+    if not query.isActive:
+        return False
+    status = query.status
+    return bool(status["isTriggerActive"]) or str(status["message"]).startswith("Initializing")

@@ -9,9 +9,12 @@ Each is
 - joined with the events of the topic `other` (payments) whose field `other_id` is its `id` and whose time is at most
   `within` away. An event without partner is written when the watermark has passed it, with `other` null;
 - written to the topic `output`-VALUE for the values of its field `route` that `routes` lists, and to `output`-other
-  for the rest: {"event": {...}, "table": {...}, "other": {...}}.
+  for the rest: {"event": {...}, "table": {...}, "other": {...}}. A value of the table topic that is not JSON is there
+  as a JSON string, so that a result is always JSON.
 
-A record that is not JSON, or lacks its id or its time, goes to the dead-letter topic with the reason in its headers.
+A record that is not JSON, or lacks its id or its time, goes to the dead-letter topic with the reason in its headers; so
+does an event that lies more than `future` after the time of its record, which would move the watermark there, and one
+whose result is larger than a record may be.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from millrace.spark import sinks
+from millrace.spark.pipelines import fields
 
 OPTIONS = [
     ("topic", "orders", "where events are read"),
@@ -34,6 +38,7 @@ OPTIONS = [
     ("other_id", "order", "field of the other stream that names the event"),
     ("within", "10 minutes", "how far apart the two may be in time"),
     ("watermark", "1 minute", "how late an event may be"),
+    ("future", "10 minutes", "how far ahead of its record an event may lie; beyond it, it is a dead letter"),
     ("output", "enriched", "topics for the results begin with this"),
     ("route", "kind", "field that chooses the topic; empty: all into `output` itself"),
     ("routes", "", "values of that field with a topic of their own, separated by commas"),
@@ -53,21 +58,18 @@ def topics(options: Mapping[str, str]) -> list[str]:
 
 
 def start(spark: SparkSession, options: Mapping[str, str]) -> list[StreamingQuery]:
-    events = parse(read(spark, options, options["topic"]), options["id"])
+    events = parse(read(spark, options, options["topic"]), options["id"], options["future"])
     good = events.where("error IS NULL").select("id", "at", F.col("json").alias("event"))
     result = good.withWatermark("at", options["watermark"]).dropDuplicatesWithinWatermark(["id"])
     result = join_table(result, spark, options) if options["table"] else with_null(result, "table")
     letters = sinks.dead_letters(events)
     if options["other"]:
-        partners = parse(read(spark, options, options["other"]), options["other_id"])
+        partners = parse(read(spark, options, options["other"]), options["other_id"], options["future"])
         letters = letters.union(sinks.dead_letters(partners))
         result = join_stream(result, partners.where("error IS NULL"), options)
     else:
         result = with_null(result, "other")
-    outgoing = result.select(
-        F.col("id").alias("key"), as_json("event", "table", "other").alias("value"), route(options).alias("topic")
-    )
-    queries = [begin(to_topics(outgoing, options), "streams", options)]
+    queries = [begin(to_topics(outgoing(result, options), options), "streams", options)]
     if options["dead_letters"]:
         letters = letters.withColumn("topic", F.lit(options["dead_letters"]))
         queries.append(begin(to_topics(letters, options), "streams-dead-letters", options))
@@ -85,16 +87,17 @@ def read(spark: SparkSession, options: Mapping[str, str], topic: str) -> DataFra
     )
 
 
-def parse(records: DataFrame, id_field: str) -> DataFrame:
+def parse(records: DataFrame, id_field: str, future: str) -> DataFrame:
     """The source's columns with id, at (its `ts`, or else the record's time) and json; `error` says what is wrong."""
     parsed = records.withColumn("json", F.col("value").cast("string"))
     parsed = parsed.withColumn("id", field("json", id_field)).withColumn("ts", field("json", "ts"))
-    at = F.coalesce(time_of(F.col("ts")), F.when(F.col("ts").isNull(), F.col("timestamp")))
+    at = F.coalesce(fields.time_of(F.col("ts")), F.when(F.col("ts").isNull(), F.col("timestamp")))
     error = (
         F.when(F.col("value").isNull(), "no value")
-        .when(F.try_parse_json("json").isNull(), "not JSON")
+        .when(~fields.is_json(F.col("json")), "not JSON")
         .when(F.col("id").isNull(), f"no field '{id_field}'")
         .when(F.col("at").isNull(), "field 'ts' is not a time")
+        .otherwise(fields.time_error(F.col("at"), F.col("timestamp"), future))
     )
     return parsed.withColumn("at", at).withColumn("error", error)
 
@@ -103,19 +106,14 @@ def field(json: str, name: str) -> Column:
     return F.get_json_object(json, f"$.{name}")
 
 
-def time_of(text: Column) -> Column:
-    """ISO 8601, or seconds or milliseconds since 1970, as a time; NULL if it is neither."""
-    number = text.try_cast("double")
-    seconds = F.when(number > 1e11, number / 1000).otherwise(number)
-    return F.when(number.isNotNull(), F.timestamp_seconds(seconds)).otherwise(text.try_cast("timestamp"))
-
-
 def join_table(events: DataFrame, spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
     """The newest value of the event's key in the table topic. The topic is read from its start for every batch."""
     records = spark.read.format("millrace").options(**connection(options)).option("subscribe", options["table"]).load()
     newest = records.groupBy(F.col("key").cast("string").alias("lookup")).agg(
-        F.max_by(F.col("value").cast("string"), "offset").alias("table")
+        F.max_by("value", "offset").alias("table")
     )
+    text = fields.text_of(F.col("table"))
+    newest = newest.withColumn("table", F.when(fields.is_json(text), text).otherwise(fields.json_string(text)))
     return events.withColumn("lookup", field("event", options["lookup"])).join(newest, "lookup", "left").drop("lookup")
 
 
@@ -137,6 +135,20 @@ def as_json(*names: str) -> Column:
     """An object of columns that are JSON already."""
     parts = [F.concat(F.lit(f'"{name}":'), F.coalesce(F.col(name), F.lit("null"))) for name in names]
     return F.concat(F.lit("{"), F.concat_ws(",", *parts), F.lit("}"))
+
+
+def outgoing(results: DataFrame, options: Mapping[str, str]) -> DataFrame:
+    """Key, value, headers and topic of what is written; of a result that is too large its event, as a dead letter."""
+    whole = results.withColumn("value", as_json("event", "table", "other").cast("binary"))
+    event = F.substring(F.col("event").cast("binary"), 1, sinks.LARGEST_BYTES)
+    too_large = F.octet_length("id") + F.octet_length("value") > sinks.LARGEST_BYTES
+    reason = F.lit(f"its result is larger than {sinks.LARGEST_BYTES} bytes")
+    return whole.select(
+        F.when(~too_large, F.col("id")).alias("key"),
+        F.when(too_large, event).otherwise(F.col("value")).alias("value"),
+        F.when(too_large, sinks.reason_headers(reason)).alias("headers"),
+        F.when(too_large, F.lit(options["dead_letters"])).otherwise(route(options)).alias("topic"),
+    ).where("topic <> ''")
 
 
 def routes(options: Mapping[str, str]) -> list[str]:

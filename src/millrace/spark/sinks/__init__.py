@@ -13,10 +13,10 @@ once by its log of files.
 """
 
 from millrace.spark.sinks.batch import BatchWriter
-from millrace.spark.sinks.dead_letters import dead_letters
+from millrace.spark.sinks.dead_letters import LARGEST_BYTES, dead_letters, reason_headers
 from millrace.spark.sinks.delta import delta
 from millrace.spark.sinks.fan_out import fan_out
 from millrace.spark.sinks.sql import sql
 from millrace.spark.sinks.topic import topic
 
-__all__ = ["BatchWriter", "dead_letters", "delta", "fan_out", "sql", "topic"]
+__all__ = ["LARGEST_BYTES", "BatchWriter", "dead_letters", "delta", "fan_out", "reason_headers", "sql", "topic"]

@@ -222,7 +222,9 @@ class Postgres(Database):
 
     def value(self, value: object) -> object:
         if isinstance(value, list | dict):
-            return json.dumps(value, default=str, ensure_ascii=False)
+            value = json.dumps(value, default=str, ensure_ascii=False).replace("\\u0000", "\ufffd")
+        if isinstance(value, str):
+            return value.replace("\0", "\ufffd")  # the one character that its text cannot hold
         return value
 
 
