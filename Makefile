@@ -23,7 +23,7 @@ demo: $(SPARK) ## the whole system at work for a minute, checked at the end; ARG
 # A test that exceeds its time limit takes its process with it. pytest-xdist 3.8.0 may wait for ever after it has replaced
 # that process (its issue 1378), so it does not: the run ends with the test's name.
 test: $(DEV) ## every test that needs Python only; ARGS="tests/unit -k recovery"
-	$(PYTEST) -m "not cluster and not pages" -n 2 --dist loadfile --max-worker-restart 0 --durations=10 $(ARGS)
+	$(PYTEST) -m "not cluster and not pages" -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations=10 $(ARGS)
 
 test-pages: $(DEV) ## README and docs, every command and program run; the package built, installed and used
 	$(PYTEST) -m pages tests/pages -n 0 -rA --durations=10 $(ARGS)

@@ -19,6 +19,7 @@ from _pytest._io import TerminalWriter
 from _pytest.config import create_terminal_writer
 from hypothesis import settings
 
+from support.distribution import SPARK_SESSION, ByPiece, piece_of
 from support.last_words import LastWords
 
 FRAMES_SHOWN = 12
@@ -55,6 +56,15 @@ def pytest_configure(config: pytest.Config) -> None:
             terminal.line(line)
 
     pytest_timeout.dump_stacks = dump_stacks
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: piece_of(item.nodeid) != SPARK_SESSION)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByPiece | None:
+    return ByPiece(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def show_where_everybody_is(terminal: TerminalWriter) -> None:
