@@ -100,11 +100,15 @@ class Reader:
     def read(self, path: Path, name: str) -> None:
         """One page, from its beginning to its end."""
         known = set(psutil.Process().children(recursive=True))
+        blocks, complaints = read_page(path, name)
+        for complaint in complaints:
+            self._failed(complaint, [])
         try:
-            for block in read_page(path, name):
-                self._block(block)
-        except Malformed as error:
-            self._failed(str(error), [])
+            for block in blocks:
+                try:
+                    self._block(block)
+                except Malformed as error:
+                    self._failed(str(error), [])
         finally:
             self._end(name, known)
 

@@ -14,7 +14,7 @@ What a page cannot show is said in a comment in front of the block, which its re
     <!-- file: NAME -->          the block is the text of this file
     <!-- prints -->              the block is what the program before it prints
 
-Commands in other places, bare fences and indented lines, would never be run: such a page is malformed. Pure. Not here:
+Commands in other places, bare fences and indented lines, would never be run: they are complained of. Pure. Not here:
 running them (`page_reader`), and which pages there are (`tests/pages`).
 """
 
@@ -57,12 +57,13 @@ class Command:
 
 
 class Malformed(Exception):
-    """A page that cannot be taken at its word."""
+    """A block that cannot be taken at its word."""
 
 
-def read_page(path: Path, name: str) -> list[Block]:
-    """The fenced blocks of a page, in order. `Malformed` where commands stand outside of a block that is run."""
+def read_page(path: Path, name: str) -> tuple[list[Block], list[str]]:
+    """The fenced blocks of a page, in order, and complaints: where commands stand that nobody would run."""
     blocks: list[Block] = []
+    complaints: list[str] = []
     marks: dict[str, str] = {}
     opened: tuple[str, Block] | None = None
     for number, line in enumerate(path.read_text().splitlines(), start=1):
@@ -81,11 +82,11 @@ def read_page(path: Path, name: str) -> list[Block]:
         elif line.strip():
             marks = {}
             if line.startswith("    ") and _STRAY.match(line.strip()):
-                raise Malformed(f"{name}:{number}: an indented command is not run; use a console block")
+                complaints.append(f"{name}:{number}: an indented command is not run; use a console block")
     for block in blocks:
         if block.language == "" and not block.marks and any(map(_STRAY.match, block.lines)):
-            raise Malformed(f"{block.place}: commands in a block without a language are not run; call it console")
-    return blocks
+            complaints.append(f"{block.place}: commands in a block without a language are not run; call it console")
+    return blocks, complaints
 
 
 def commands_of(block: Block) -> list[Command]:
