@@ -82,7 +82,7 @@ class Reader:
         self._started = 0
         self._running: list[Running] = []
         self._before: Running | None = None
-        for place in (self._folder, self._notes, folder / "home"):
+        for place in (self._folder, self._notes, folder / "home", folder / "tmp"):
             place.mkdir(parents=True)
         shutil.copytree(EXAMPLES, self._folder / "examples")  # who reads the pages has a checkout
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("MILLRACE", "PYTEST", "XDG"))}
@@ -90,6 +90,7 @@ class Reader:
             **kept,
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
             "HOME": str(folder / "home"),
+            "TMPDIR": str(folder / "tmp"),
             "TERM": "dumb",
             "PYTHONUNBUFFERED": "1",
         }

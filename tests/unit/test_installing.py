@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from importlib.metadata import Distribution, PackageNotFoundError
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
 import pytest
 
-from millrace import installing
+from millrace import __version__, installing
 from millrace.installing import DISTRIBUTION, install_hint
 
 ROOT = Path(__file__).resolve().parents[2]
-A_STRANGERS = re.compile(r"""pip\s+install\b[^`\n&;|]*?[\s'"]millrace(?![\w.-])|\bmillrace\[\w""")
+A_STRANGERS = re.compile(r"""pip\s+install\b[^`\n&;|#]*?[\s'"]millrace(?![\w.-])|\bmillrace\[\w""")
 
 
 class Installed(Distribution):
@@ -76,9 +76,13 @@ def test_from_sources_on_the_path_it_is_their_checkout(monkeypatch: pytest.Monke
     assert install_hint("spark") == "pip install '.[spark]'"
 
 
-def test_this_very_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    assert install_hint("spark") == "pip install '.[spark]'"
+def test_what_is_installed_has_these_names() -> None:
+    installed = distribution(DISTRIBUTION)
+    assert installed.version == __version__
+    assert {(point.group, point.name) for point in installed.entry_points} == {
+        ("console_scripts", "millrace"),
+        ("pytest11", "millrace"),
+    }
 
 
 def tracked_files() -> list[Path]:
@@ -103,7 +107,9 @@ def test_the_search_finds_them(line: str) -> None:
     assert A_STRANGERS.search(line)
 
 
-@pytest.mark.parametrize("line", ["pip install 'millrace-broker[spark]'", "pip install '.[spark]'", "pip uninstall x"])
+@pytest.mark.parametrize(
+    "line", ["pip install 'millrace-broker[spark]'", "pip install '.[spark]'", "pip install .  # of millrace"]
+)
 def test_and_nothing_else(line: str) -> None:
     assert not A_STRANGERS.search(line)
 
