@@ -19,6 +19,9 @@ from _pytest._io import TerminalWriter
 from _pytest.config import create_terminal_writer
 from hypothesis import settings
 
+from support.distribution import SPARK_SESSION, ByPiece, piece_of
+from support.last_words import LastWords
+
 FRAMES_SHOWN = 12
 
 # No deadline: a busy two-core machine is not a failing property. In CI the examples are the same on every run; a
@@ -42,10 +45,30 @@ def pytest_configure(config: pytest.Config) -> None:
     pytest-timeout writes the stacks of all threads to the terminal and ends the process. A worker's terminal is
     /dev/null, and all that would be seen is "node down: Not properly terminated".
     """
-    pytest_timeout.dump_stacks = show_where_everybody_is
     if hasattr(config, "workerinput"):
+        pytest_timeout.dump_stacks = show_where_everybody_is
         writer = create_terminal_writer(config, sys.__stderr__)
         config.get_terminal_writer = lambda: writer  # type: ignore[method-assign]
+        return
+    last_words = LastWords()
+    config.pluginmanager.register(last_words)
+
+    def dump_stacks(terminal: TerminalWriter) -> None:
+        """Whoever reads only the end, which comes at once, finds the names there."""
+        show_where_everybody_is(terminal)
+        for line in last_words.lines():
+            terminal.line(line)
+
+    pytest_timeout.dump_stacks = dump_stacks
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: piece_of(item.nodeid) != SPARK_SESSION)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByPiece | None:
+    return ByPiece(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def show_where_everybody_is(terminal: TerminalWriter) -> None:

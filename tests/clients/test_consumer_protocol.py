@@ -20,7 +20,11 @@ from support.roles import Roles
 
 PARTITIONS = 10
 NEW = {"group.protocol": "consumer"}
-CLASSIC = {"group.protocol": "classic", "partition.assignment.strategy": "cooperative-sticky"}
+CLASSIC = {
+    "group.protocol": "classic",
+    "partition.assignment.strategy": "cooperative-sticky",
+    "heartbeat.interval.ms": "500",  # the next one tells of a rebalance
+}
 _MOVED = {
     KafkaError.STALE_MEMBER_EPOCH,
     KafkaError.UNKNOWN_MEMBER_ID,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from millrace.errors import ConfigError
+from millrace.installing import install_hint
 from millrace.spark import sinks
 from millrace.spark.sinks.sql import BOOKKEEPING, Postgres, database_of
 from support import postgres
@@ -201,7 +203,7 @@ def test_sql_says_what_is_wrong_with_its_arguments(spark: SparkSession, monkeypa
     with pytest.raises(ConfigError, match="belongs to no streaming query"):
         sinks.sql("sqlite:///x.db", "t")(rows(spark, [(1,)], "n int"), 0)
     monkeypatch.setitem(sys.modules, "psycopg", None)
-    with pytest.raises(ConfigError, match=r"pip install 'millrace\[postgres\]'"):
+    with pytest.raises(ConfigError, match=re.escape(install_hint("postgres"))):
         Postgres("postgresql://host/db")
 
 

@@ -23,6 +23,7 @@ import typer
 
 from millrace.cli.output import CommandError, count_text, print_json, print_table, size_text
 from millrace.clock import SystemClock
+from millrace.installing import install_hint
 
 if TYPE_CHECKING:
     from millrace.cli.demo_view import View
@@ -80,7 +81,7 @@ def _require_spark() -> None:
 
     missing = [name for name in ("pyspark", "pyarrow", "numba", "deltalake") if find_spec(name) is None]
     if missing:
-        raise CommandError(f"the demo needs {', '.join(missing)}: pip install 'millrace[spark]'")
+        raise CommandError(f"the demo needs {', '.join(missing)}: {install_hint('spark')}")
 
 
 def _home(data: Path | None) -> Path:

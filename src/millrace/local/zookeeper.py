@@ -21,6 +21,7 @@ from typing import Final, Self
 
 from millrace.clock import SystemClock
 from millrace.errors import ConfigError, MillraceError
+from millrace.installing import install_hint
 from millrace.local.children import StartTimeout, free_ports, last_line, spawn
 from millrace.local.java import find_java
 
@@ -48,7 +49,6 @@ _FLAGS: Final = (
     "-Dzookeeper.jmx.log4j.disable=true",
     "-Djava.awt.headless=true",
 )
-_ADVICE: Final = "a cluster needs ZooKeeper: pip install 'millrace[spark]' or give --zookeeper HOST:PORT"
 _LOGGING: Final = """\
 status = error
 appender.out.type = Console
@@ -234,7 +234,7 @@ def _find_java_program() -> Path:
     try:
         return find_java().program
     except ConfigError as error:
-        raise ConfigError(f"{_ADVICE} ({error})") from None
+        raise ConfigError(f"{_advice()} ({error})") from None
 
 
 def _find_jars() -> list[Path]:
@@ -245,5 +245,9 @@ def _find_jars() -> list[Path]:
         jar for place in places for jar in sorted((Path(place) / "jars").glob("*.jar")) if jar.name.startswith(_JARS)
     ]
     if not any(jar.name.startswith("zookeeper-") for jar in jars):
-        raise ConfigError(f"{_ADVICE} (pyspark, which carries it, is not installed)")
+        raise ConfigError(f"{_advice()} (pyspark, which carries it, is not installed)")
     return jars
+
+
+def _advice() -> str:
+    return f"a cluster needs ZooKeeper: {install_hint('spark')} or give --zookeeper HOST:PORT"

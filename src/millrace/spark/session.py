@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Final
 
 import millrace
 from millrace.errors import ConfigError, MillraceError
+from millrace.installing import install_hint
 from millrace.local.java import find_java, home_for_spark
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def prepare_environment() -> None:
     try:
         import pyspark  # noqa: F401
     except ImportError as error:
-        raise ConfigError("pipelines need PySpark: pip install 'millrace[spark]'") from error
+        raise ConfigError(f"pipelines need PySpark: {install_hint('spark')}") from error
     java = find_java()
     os.environ["JAVA_HOME"] = str(home_for_spark(java))
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)

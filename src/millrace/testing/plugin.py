@@ -32,13 +32,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addini("millrace_settings", "broker settings of the millrace fixture, name=value", type="linelist")
 
 
-def _scope(*, fixture_name: str, config: pytest.Config) -> Scope:
+def pytest_configure(config: pytest.Config) -> None:
+    """Look at the configuration here: what is raised while pytest collects fixtures is an internal error of its own."""
     chosen = config.getini("millrace_scope")
     if chosen not in SCOPES:
-        raise pytest.UsageError(
-            f"millrace_scope of fixture '{fixture_name}' is one of {', '.join(SCOPES)}, not '{chosen}'"
-        )
-    return cast(Scope, chosen)
+        raise pytest.UsageError(f"millrace_scope is one of {', '.join(SCOPES)}, not '{chosen}'")
+    _settings(config)
+
+
+def _scope(*, fixture_name: str, config: pytest.Config) -> Scope:  # noqa: ARG001  # the arguments that pytest gives
+    return cast(Scope, config.getini("millrace_scope"))
 
 
 def _settings(config: pytest.Config) -> dict[str, str]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import socket
 from pathlib import Path
 
 import pytest
 
 from millrace.errors import ConfigError
+from millrace.installing import install_hint
 from millrace.local import java
 from millrace.local.zookeeper import ZooKeeperFailed, ZooKeeperServers
 
@@ -38,7 +40,8 @@ def test_a_port_in_use_is_told(tmp_path: Path) -> None:
 
 def test_without_pyspark_it_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(ConfigError, match=r"pip install 'millrace\[spark\]' or give --zookeeper HOST:PORT"):
+    advice = f"{install_hint('spark')} or give --zookeeper HOST:PORT"
+    with pytest.raises(ConfigError, match=re.escape(advice)):
         ZooKeeperServers(tmp_path).start()
 
 

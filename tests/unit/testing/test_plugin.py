@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SRC = Path(__file__).resolve().parents[3] / "src"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SRC), os.environ.get("PYTHONPATH", "")])}
 
@@ -45,10 +47,20 @@ def test_a_suite_may_share_one(tmp_path: Path) -> None:
     assert first == second
 
 
-def test_a_wrong_scope_is_told(tmp_path: Path) -> None:
-    done = pytest_in(tmp_path, "millrace_scope = forever\n")
-    assert done.returncode != 0
-    assert "millrace_scope" in done.stdout + done.stderr
+@pytest.mark.parametrize(
+    ("ini", "told"),
+    [
+        (
+            "millrace_scope = forever",
+            "millrace_scope is one of function, class, module, package, session, not 'forever'",
+        ),
+        ("millrace_settings =\n    num.partitions 4", "millrace_settings wants name=value, not 'num.partitions 4'"),
+    ],
+)
+def test_a_wrong_setting_is_one_line(tmp_path: Path, ini: str, told: str) -> None:
+    done = pytest_in(tmp_path, ini + "\n")
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert (done.stdout + done.stderr).split("\n") == [f"ERROR: {told}", "", ""]
 
 
 def test_pytest_starts_without_loading_a_broker(tmp_path: Path) -> None:

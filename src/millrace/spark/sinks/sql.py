@@ -26,6 +26,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from millrace.errors import ConfigError
+from millrace.installing import install_hint
 from millrace.spark.sinks.batch import BatchWriter, query_id_of
 
 BOOKKEEPING: Final = "millrace_batches"
@@ -207,7 +208,7 @@ class Postgres(Database):
         try:
             import psycopg  # noqa: F401  # an extra of its own
         except ImportError as error:
-            raise ConfigError("PostgreSQL needs psycopg: pip install 'millrace[postgres]'") from error
+            raise ConfigError(f"PostgreSQL needs psycopg: {install_hint('postgres')}") from error
         self.url = url
 
     @contextmanager
