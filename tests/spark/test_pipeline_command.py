@@ -9,9 +9,10 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -491,13 +492,20 @@ def main(infile, outfile):
 """
 
 
-def test_a_worker_that_spark_lets_go_says_nothing(tmp_path: Path) -> None:
+@pytest.fixture
+def sockets() -> Iterator[str]:
+    """A folder with a short name: that of a socket has to fit in 107 bytes, and a test's own folder may not leave them."""
+    with tempfile.TemporaryDirectory(prefix="millrace-") as folder:
+        yield folder
+
+
+def test_a_worker_that_spark_lets_go_says_nothing(tmp_path: Path, sockets: str) -> None:
     """What Spark does with a worker that was idle for a minute, on PySpark's own daemon: it hangs up."""
     written(tmp_path, WORKER, "pyspark_idle.py")
     environment = {
         "PYTHONPATH": str(tmp_path),
         "PYTHON_UNIX_DOMAIN_ENABLED": "true",
-        "PYTHON_WORKER_FACTORY_SOCK_DIR": str(tmp_path),
+        "PYTHON_WORKER_FACTORY_SOCK_DIR": sockets,
         "PYTHON_DAEMON_KILL_WORKER_ON_FLUSH_FAILURE": "1",
         "SPARK_REUSE_WORKER": "1",
     }
