@@ -494,7 +494,7 @@ def main(infile, outfile):
 
 @pytest.fixture
 def sockets() -> Iterator[str]:
-    """A folder with a short name: that of a socket has to fit in 107 bytes, and a test's own folder may not leave them."""
+    """A folder with a short name: that of a socket has to fit in 107 bytes, and a test's own folder is long."""
     with tempfile.TemporaryDirectory(prefix="millrace-") as folder:
         yield folder
 
