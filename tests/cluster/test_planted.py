@@ -27,19 +27,10 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 SCALE: Final = dataclasses.replace(SHORT, acked=2_000, bounces=1, heals_within_s=6)
 
 
-ROUNDS: Final = 4
-"""Whether a bug shows in a round depends on what was under way when the fault came: it is caught in one of so many."""
-
-
 def caught(bug: str, fault: Fault, *, proxied: bool = False, bounces: int = 1) -> Result:
-    """The first round that is not green, or the last one."""
     layout = Layout(proxied=proxied, session_timeout_ms=SCALE.session_timeout_ms, planted=bug)
     with ClusterProcesses(layout) as cluster:
-        for _ in range(ROUNDS):
-            result = run_round(cluster, fault, dataclasses.replace(SCALE, bounces=bounces))
-            if not result.green:
-                break
-        return result
+        return run_round(cluster, fault, dataclasses.replace(SCALE, bounces=bounces))
 
 
 def test_acknowledgement_before_replication() -> None:
