@@ -11,8 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from confluent_kafka import Producer
+
 from cluster.rounds import FULL, SHORT, Fault, Result, Scale, Stage, run_round
 from support.cluster_processes import ClusterProcesses, Layout, wait_for
+from support.servers import ServerFailed
 from support.tcp_proxy import ZOOKEEPER, broker_node
 
 # --- kill -9 ----------------------------------------------------------------------------------------------------------
@@ -177,9 +180,29 @@ def deaf_leader_killed(stage: Stage) -> None:
         if broker_id != leader:
             stage.cluster.wires().block(broker_node(broker_id), broker_node(leader))
     time.sleep(stage.scale.session_s / 4)
+    _write_to_leader_alone(stage)
     stage.cluster.kill(leader)
     stage.cluster.wires().heal()
     stage.goes_on()
+
+
+def _write_to_leader_alone(stage: Stage) -> None:
+    """Records that no follower gets, and nobody may ever read: none of them asks for them any more.
+
+    What the producers had under way may all be with the followers: a last fetch that waited was answered with it.
+    """
+    producer = Producer({"bootstrap.servers": stage.cluster.bootstrap, "acks": 1, "message.timeout.ms": 5000})
+    failed: list[object] = []
+
+    def note(error: object, _message: object) -> None:
+        if error is not None:
+            failed.append(error)
+
+    for number in range(20):
+        producer.produce(stage.topic, b"alone %d" % number, partition=0, on_delivery=note)
+    producer.flush(10)
+    if failed:
+        raise ServerFailed(f"the leader that hears nothing takes nothing: {failed[0]}")
 
 
 def two_leaders_killed_before_the_third_replica_heard_of_either(stage: Stage) -> None:

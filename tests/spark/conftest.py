@@ -25,7 +25,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     home = tmp_path_factory.mktemp("spark")
     session = build_session(
         "tests",
-        master="local[2,2]",
+        # A task may fail as often as on a cluster by default. Where a test kills the workers of two tasks at once, the
+        # retry of one may be given the worker that the other has let go, which Spark does not know to be dead yet.
+        master="local[2,4]",
         options={
             "spark.driver.memory": "1g",
             # Short queries never earn back what the optimising compiler costs: without it a third less work.

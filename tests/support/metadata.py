@@ -318,8 +318,9 @@ class ControlPlane:
         self.stores: dict[int, ExpiringStore] = {}
         self.servers: dict[int, ControlServer] = {}
         self.log_ends: dict[int, LogEnd | None] = {}
-        self.surveys = 0
         """What brokers say when they are asked for their logs, which they do not have."""
+        self.surveys = 0
+        """How often they were asked."""
         self._keeper = EmbeddedStore(self.database)  # keeps the memory alive while every broker is away
         self._brokers = brokers
         self._settings = dict(settings or {})

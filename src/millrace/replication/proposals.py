@@ -109,11 +109,19 @@ class IsrProposals:
 
     async def _propose(self, wanting: Sequence[Partition]) -> list[Partition]:
         """Send one request for all of these; returns those to be looked at again."""
-        new = {each: self._new_proposal(each) for each in wanting if each not in self._under_way}
-        self._under_way |= {partition: proposal for partition, proposal in new.items() if proposal is not None}
-        for line in _changes((each, self._under_way[each]) for each in new if each in self._under_way):
+        asked: list[tuple[Partition, IsrProposal]] = []
+        new: list[tuple[Partition, IsrProposal]] = []
+        for partition in wanting:
+            proposal = self._under_way.get(partition)
+            if proposal is None:
+                proposal = self._new_proposal(partition)
+                if proposal is None:
+                    continue
+                self._under_way[partition] = proposal
+                new.append((partition, proposal))
+            asked.append((partition, proposal))
+        for line in _changes(new):
             logger.info("%s", line)
-        asked = [(each, self._under_way[each]) for each in wanting if each in self._under_way]
         if not asked:
             return []
         try:
