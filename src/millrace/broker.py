@@ -379,6 +379,7 @@ class Broker:
             persister=persister,
             office=self._dead_letter_office(controller, find, peers),
             settings_of=KnownSettings(lambda: controller.image, settings_of),
+            holds_lease=lambda: controller.holds_lease,
             max_sessions=config.get_int("group.share.max.share.sessions"),
             clock=self.clock,
         )

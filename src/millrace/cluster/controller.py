@@ -47,6 +47,7 @@ from millrace.cluster.elections import (
 )
 from millrace.cluster.image import ClusterImage, TopicImage
 from millrace.cluster.internal_topics import plan_growth
+from millrace.cluster.lease import Lease
 from millrace.cluster.liveness import Liveness
 from millrace.cluster.membership import ClusterMember
 from millrace.cluster.planning import ConfigAlteration, MorePartitions, NewTopic, Plan, TopicOutcome, TopicRef
@@ -143,8 +144,11 @@ class Controller:
         self._member.on_displaced = lambda: self.on_fatal(f"another process runs as broker {self.broker_id}")
         watched = config.get("zookeeper.connect") is not None if liveness is None else liveness
         self._liveness: Liveness | None = None
+        self._lease: Lease | None = None
         if watched:
             self._liveness = Liveness(self._view, self._writer, self._member, config, listener, self._clock)
+            session_s = config.get_int("zookeeper.session.timeout.ms") / 1000
+            self._lease = Lease(store, self._view, self._member, session_s=session_s, clock=self._clock)
         self._recovery = Recovery(self._view, self._writer, config, self._clock)
         self._ask_log_ends: AskLogEnds = nobody_to_ask
         self._tasks = Tasks(self._clock)
@@ -167,6 +171,11 @@ class Controller:
     @property
     def is_controller(self) -> bool:
         return self._writer.is_open
+
+    @property
+    def holds_lease(self) -> bool:
+        """Whether this broker cannot have been replaced without hearing of it; see `lease`."""
+        return self._lease is None or self._lease.is_held
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
@@ -206,6 +215,8 @@ class Controller:
         self._tasks.keep("internal-topics", self._grow_internal_topics)
         if self._liveness is not None:
             self._tasks.keep("liveness", self._liveness.run)
+        if self._lease is not None:
+            self._tasks.keep("lease", self._lease.run)
         await self._view.wait_for(self._has_this_broker)
 
     def recover_with(self, ask: AskLogEnds) -> None:

@@ -218,6 +218,11 @@ class ClusterMember:
         """Who is registered, as last heard."""
         return self._membership
 
+    @property
+    def registration(self) -> int | None:
+        """The broker epoch of the registration in the session that lives; None where there is none."""
+        return self.broker_epoch if self._registered else None
+
     # --- life ---------------------------------------------------------------------------------------------------------
 
     async def join(self, describe: Describe) -> None:

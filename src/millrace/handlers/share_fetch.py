@@ -39,7 +39,7 @@ _PASSING: Final = frozenset({
     ErrorCode.NETWORK_EXCEPTION,
     ErrorCode.REQUEST_TIMED_OUT,
 })  # fmt: skip
-"""Why a share-partition could not be loaded yet."""
+"""Why a share-partition could not be loaded, or its leadership not be confirmed, yet."""
 _TOLD: Final = frozenset({
     ErrorCode.NOT_LEADER_OR_FOLLOWER,
     ErrorCode.FENCED_LEADER_EPOCH,
@@ -263,7 +263,7 @@ class _Fetch:
                 loading.append(queues.tasks.start(f"fetch from {key}", self._load(partition, key)))
         if loading and self.is_over:
             await asyncio.gather(*loading)
-        self._read_enough()
+        await self._read_enough()
         if not (self.fetched or self.errors or self.is_over):
             await self._wait(loading, wait_s)
 
@@ -272,14 +272,34 @@ class _Fetch:
         try:
             self.partitions.append(await self.context.broker.queues.get(key))
         except MillraceError as error:
-            # Clients take nearly every error of a partition for the end. This one is not: they come back anyway.
-            if code_of(error) not in _PASSING:
-                self.errors[partition] = error
+            self._refuse(partition, error)
 
-    def _read_enough(self) -> None:
+    def _refuse(self, partition: TopicPartitionId, error: MillraceError) -> None:
+        # Clients take nearly every error of a partition for the end. A passing one is not: they come back anyway.
+        if code_of(error) not in _PASSING:
+            self.errors[partition] = error
+
+    async def _read_enough(self) -> None:
         """Acquire what there is, unless waiting may still give more to answer at once."""
-        if self.is_over or self._has_enough():
-            self._read()
+        if not (self.is_over or self._has_enough()):
+            return
+        if self.context.broker.queues.holds_lease():
+            self._read(self.partitions)
+            return
+        asked = tuple(self.partitions)  # others may have been loaded before this is answered
+        answers = await asyncio.gather(*(self._may_give(partition) for partition in asked))
+        self._read(partition for partition, may_give in zip(asked, answers, strict=True) if may_give)
+
+    async def _may_give(self, partition: SharePartition) -> bool:
+        """Whether there is something, and this broker still leads the partition by the word of the coordinator."""
+        try:
+            if not partition.readable_bytes():
+                return False
+            await partition.confirm()
+        except MillraceError as error:
+            self._refuse((partition.key.topic_id, partition.key.partition), error)
+            return False
+        return True
 
     def _has_enough(self) -> bool:
         """Whether there may be `min_bytes` by now: nothing is acquired that would not be answered at once."""
@@ -295,7 +315,7 @@ class _Fetch:
                 return True
         return False
 
-    def _read(self) -> None:
+    def _read(self, partitions: Iterable[SharePartition]) -> None:
         request = self.request
         records = request.max_records
         size_bytes = min(request.max_bytes, self.context.broker.fetch_max_bytes)
@@ -305,7 +325,7 @@ class _Fetch:
             size_bytes = min(size_bytes, room)
         strict = request.share_acquire_mode == AcquireMode.RECORD_LIMIT
         mode = AcquireMode.RECORD_LIMIT if strict else AcquireMode.BATCH_OPTIMIZED
-        for partition in self.partitions:
+        for partition in partitions:
             if records <= 0 or size_bytes <= 0:
                 return
             name = partition.key.topic_id, partition.key.partition
@@ -348,7 +368,7 @@ class _Fetch:
                     peer.when_room(self.context, wake)
                 await moved
                 moved = loop.create_future()
-                self._read_enough()
+                await self._read_enough()
         finally:
             timer.cancel()
             if peer is not None:

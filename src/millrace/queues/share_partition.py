@@ -6,8 +6,11 @@ Dead letters go one after another, too, and a record is archived when its letter
 Not here: decisions (`acquisition`), which share-partitions there are (`share_partitions`), sessions (`sessions`),
 writing dead letters (`dead_letter_office`).
 
-Invariants: the window lives as long as one leadership, and was loaded in it: an earlier leader that still writes is
-fenced by the coordinator, which tells it here, and the share-partition closes.
+Invariants
+- The window lives as long as one leadership, and was loaded in it: an earlier leader that still writes is fenced by the
+  coordinator, which tells it here, and the share-partition closes.
+- A broker that was paused or cut off for so long that another may lead by now gives out nothing before `confirm`: what
+  it would give may have been accepted there.
 """
 
 from __future__ import annotations
@@ -196,6 +199,14 @@ class SharePartition:
 
     # -------------------------------------------------------------------------------------------------------- requests
 
+    async def confirm(self) -> None:
+        """Return when it is certain that nobody has led the partition in a later epoch before this call; ApiError.
+
+        Its epoch is written once more: a later leader has raised it at the coordinator before it gave anything out.
+        """
+        self._check_open()
+        await self._written(Acknowledgement())
+
     def fetch(self, member_id: str, terms: FetchTerms) -> Fetched:
         """Acquire records for a member, as many as there are now; ApiError."""
         self._check_open()
@@ -298,8 +309,11 @@ class SharePartition:
     # --------------------------------------------------------------------------------------------------------- storing
 
     async def _stored(self, acknowledgement: Acknowledgement) -> None:
-        if not acknowledgement.store:
-            return
+        if acknowledgement.store:
+            await self._written(acknowledgement)
+
+    async def _written(self, acknowledgement: Acknowledgement) -> None:
+        """Return when a write that begins now is done, with this in it."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         done.add_done_callback(_look_at)
         self._waiting.append((acknowledgement, done))

@@ -41,12 +41,17 @@ class SharePartitions:
         persister: Persister,
         office: Office,
         settings_of: Callable[[str], QueueSettings],
+        holds_lease: Callable[[], bool],
         max_sessions: int,
         clock: Clock,
     ) -> None:
-        """`find` raises what a client is told where this broker does not lead a partition."""
+        """`find` raises what a client is told where this broker does not lead a partition.
+
+        `holds_lease` tells whether it leads as it thinks it does; without that, a fetch is confirmed (`share_partition`).
+        """
         self.sessions = ShareSessions(max_sessions)
         self.settings_of = settings_of
+        self.holds_lease = holds_lease
         self._find = find
         self._persister = persister
         self._office = office

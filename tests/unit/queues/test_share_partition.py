@@ -323,12 +323,62 @@ async def test_a_log_that_begins_later_than_the_state(home: Path) -> None:
     assert not bench.coordinator.writes
 
 
+async def test_a_leader_that_is_not_sure_asks_the_coordinator(home: Path) -> None:
+    bench = await loaded(home)
+    bench.produce(5)
+    await bench.share.confirm()
+    assert [(write.leader_epoch, write.batches) for write in bench.coordinator.writes] == [(LEADS.leader_epoch, [])]
+    assert bench.fetch().count == 5
+
+
+async def test_a_write_under_way_confirms_nothing(home: Path) -> None:
+    """It may have been taken before another leader came, and its answer may come long after."""
+    bench = await loaded(home)
+    bench.produce(5)
+    bench.fetch()
+    bench.coordinator.gate = asyncio.Event()
+    accepting = bench.say(0, 1, ACCEPT)
+    await settle()
+    confirming = asyncio.ensure_future(bench.share.confirm())
+    await settle()
+    assert len(bench.coordinator.writes) == 1
+    bench.coordinator.gate.set()
+    await accepting
+    await confirming
+    assert len(bench.coordinator.writes) == 2
+
+
+async def test_a_leader_that_was_replaced_learns_it_where_it_asks(home: Path) -> None:
+    bench = await loaded(home)
+    bench.produce(5)
+    bench.coordinator.fail = ErrorCode.FENCED_LEADER_EPOCH
+    with pytest.raises(ApiError) as refused:
+        await bench.share.confirm()
+    assert refused.value.code is ErrorCode.NOT_LEADER_OR_FOLLOWER
+    with pytest.raises(ApiError):
+        bench.fetch()
+
+
+async def test_a_coordinator_that_is_away_confirms_nothing(home: Path) -> None:
+    bench = await loaded(home)
+    bench.produce(5)
+    bench.coordinator.fail = ErrorCode.NOT_COORDINATOR
+    with pytest.raises(ApiError) as refused:
+        await bench.share.confirm()
+    assert refused.value.code is ErrorCode.COORDINATOR_NOT_AVAILABLE
+    bench.coordinator.fail = None
+    await bench.advance(1)
+    await bench.share.confirm()
+    assert bench.fetch().count == 5
+
+
 def share_partitions(bench: Bench) -> SharePartitions:
     return SharePartitions(
         find=lambda _topic_id, _index: bench.partition,
         persister=bench.coordinator,
         office=bench.office,
         settings_of=lambda _group: bench.settings,
+        holds_lease=lambda: True,
         max_sessions=10,
         clock=bench.clock,
     )
