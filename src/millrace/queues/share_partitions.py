@@ -47,7 +47,7 @@ class SharePartitions:
     ) -> None:
         """`find` raises what a client is told where this broker does not lead a partition.
 
-        `holds_lease` tells whether it leads as it thinks it does; without that, a fetch is confirmed (`share_partition`).
+        `holds_lease` tells whether it leads as it thinks it does; without that, fetches are confirmed first.
         """
         self.sessions = ShareSessions(max_sessions)
         self.settings_of = settings_of

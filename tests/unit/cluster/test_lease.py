@@ -140,4 +140,3 @@ async def test_a_session_that_ends_while_the_store_is_asked(around: Surroundings
     assert not lease.is_held  # what was asked in the old session is no answer for the new one
     await advance(around, LASTS_S / RENEWALS_PER_LEASE)
     assert lease.is_held
-
