@@ -118,9 +118,12 @@ def test_a_replaced_leader_gives_nothing_out(
         assert accepted == set(range(RECORDS, 2 * RECORDS))
         # It asks the broker that it knows as the leader, from here on: before that broker hears of anything.
         given: list[QueueRecord] = []
-        asking = threading.Thread(
-            target=lambda: [given.extend(left_behind.poll(max_records=50, max_wait_ms=200)) for _ in range(10)]
-        )
+
+        def ask() -> None:
+            for _ in range(10):
+                given.extend(left_behind.poll(max_records=50, max_wait_ms=200))
+
+        asking = threading.Thread(target=ask)
         asking.start()
         asking.join(0.5)
         undo()
