@@ -33,7 +33,7 @@ OF_EVERY_BROKER = {
     "coordinating __consumer_offsets-N", "offset expiry",
     "coordinating __share_group_state-N", "share state snapshots", "share state pruning",
 }  # fmt: skip
-OF_SEVERAL = {"fetch from broker N", "liveness", "watch-broker-N"}
+OF_SEVERAL = {"fetch from broker N", "lease", "liveness", "watch-broker-N"}
 FATAL = {"metadata-follow"}
 
 
