@@ -23,7 +23,7 @@ from cluster.group_rounds import (
     run_group_round,
 )
 from support.cluster_processes import wait_for
-from support.tcp_proxy import broker_node
+from support.tcp_proxy import ZOOKEEPER, broker_node
 
 Who = Callable[[GroupStage], int]
 
@@ -119,6 +119,19 @@ def cut(who: Who) -> GroupFault:
         stage.cluster.wires().cut(broker_node(broker_id), everybody_but(stage, broker_id))
         _wait_for_another(stage, who, broker_id)
         time.sleep(GROUP_SESSION_MS / 1000)
+
+    return fault
+
+
+def cut_from_zookeeper(who: Who) -> GroupFault:
+    """From ZooKeeper alone: everybody else still reaches it, and nothing tells it that it is over."""
+
+    def fault(stage: GroupStage) -> None:
+        broker_id = who(stage)
+        stage.mark(f"broker {broker_id} from ZooKeeper")
+        stage.cluster.wires().cut(broker_node(broker_id), [ZOOKEEPER])
+        _wait_for_another(stage, who, broker_id)
+        time.sleep(stage.scale.session_s / 2)
 
     return fault
 

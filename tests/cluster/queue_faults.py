@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from cluster.faults import Row, Variant
-from cluster.group_faults import cut, everything, kill, kill_members, pause, pause_members
+from cluster.group_faults import cut, cut_from_zookeeper, everything, kill, kill_members, pause, pause_members
 from cluster.group_rounds import GroupFault, GroupStage, of_group
 from cluster.queue_rounds import FULL_QUEUE, SETTINGS, SHORT_QUEUE, QueueStage, run_queue_round
 
@@ -35,13 +35,14 @@ QUEUE_ROWS: Final = (
             _variant("leader killed", kill(_leader)),
             _variant("leader paused", pause(_leader)),
             _variant("leader cut off", cut(_leader)),
+            _variant("leader cut from ZooKeeper", cut_from_zookeeper(_leader)),
             _variant("coordinator killed", kill(GroupStage.coordinator)),
             _variant("state coordinator killed", kill(_state_coordinator)),
             _variant("state coordinator paused", pause(_state_coordinator)),
             _variant("state coordinator cut off", cut(_state_coordinator)),
             _variant("everything at random", everything),
         ),
-        10,
+        11,
         100_000,
         SHORT_QUEUE,
         FULL_QUEUE,

@@ -20,8 +20,17 @@ from support.topics import Topics
 EXTERNAL = os.environ.get("MILLRACE_SPARK_TEST_BOOTSTRAP", "")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def quick_java() -> Iterator[None]:
+    """Short queries never earn back what the optimising compiler costs: without it a third less work, also for the
+    drivers that tests start as processes. `spark-submit` hands these options on without a word, unlike Java itself."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+        yield
+
+
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def spark(quick_java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     home = tmp_path_factory.mktemp("spark")
     session = build_session(
         "tests",
@@ -30,8 +39,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         master="local[2,4]",
         options={
             "spark.driver.memory": "1g",
-            # Short queries never earn back what the optimising compiler costs: without it a third less work.
-            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
             "spark.sql.shuffle.partitions": "2",
             "spark.sql.warehouse.dir": str(home / "warehouse"),
             "spark.local.dir": str(home / "local"),

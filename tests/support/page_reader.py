@@ -36,6 +36,8 @@ LIMIT_S = 300.0
 """For a command; the longest, a demo, takes a minute and a half on an idle machine."""
 STOP_LIMIT_S = 60.0
 _LOOK_EVERY_S = 0.05
+_GONE_WITHIN_S = 5.0
+"""Spark's JVM ends a moment after the program whose standard input it reads."""
 
 
 @dataclass
@@ -244,6 +246,7 @@ class Reader:
         self._running.clear()
         self._before = None
         left = set(psutil.Process().children(recursive=True)) - known
+        psutil.wait_procs(left, _GONE_WITHIN_S)
         alive = [process for process in left if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
         for process in alive:
             with suppress(psutil.NoSuchProcess):
