@@ -133,6 +133,8 @@ def test_settings_of_brokers(run: CommandLine) -> None:
     finally:
         run.text("configs", "unset", name, "--brokers")
     assert run.json("configs", "get", "--brokers") == []
+    out, err = run.raw("configs", "get", "--brokers")
+    assert (out, err) == (b"", "nothing is set for all brokers\n")
 
 
 def test_levels_of_loggers(run: CommandLine) -> None:
