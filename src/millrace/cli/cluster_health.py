@@ -17,14 +17,18 @@ import typer
 from millrace.cli.cluster_state import Administration, health, partitions, read_cluster
 from millrace.cli.leaderless import Leaderless, read_leaderless
 from millrace.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Client, Json, name_values
-from millrace.cli.output import CommandError, count_text, print_json
+from millrace.cli.output import CommandError, count_text, print_json, size_text
 from millrace.client.versions import known_code
 from millrace.cluster.image import ClusterImage
 from millrace.errors import ApiError
+from millrace.metadata.deltas import ResourceType
 from millrace.model import NO_BROKER, TopicPartition
+from millrace.storage.space import Space, is_full
+from millrace.wire.messages.configs import DescribeConfigsRequest, DescribeConfigsResponse
 from millrace.wire.messages.log_dirs import DescribeLogDirsRequest, DescribeLogDirsResponse
 
 LOOK_EVERY_S: Final = 2.0
+RESERVE: Final = "log.dirs.min.free.bytes"
 _pause: Final = threading.Event()  # never set: a wait on it is a pause
 
 
@@ -166,6 +170,30 @@ def _directory_problems(admin: Administration, image: ClusterImage) -> Iterator[
                 why = known_code(directory.error_code).name
                 text = f"broker {broker_id}: log directory {directory.log_dir} is offline ({why})"
                 yield Problem("directory-offline", text, broker_id)
+            elif _may_be_full(directory) and _is_full(directory, _reserve_bytes(admin, broker_id)):
+                free = f"{size_text(directory.usable_bytes)} free, see {RESERVE}"
+                text = (
+                    f"broker {broker_id}: log directory {directory.log_dir} is full ({free}) and takes no more records"
+                )
+                yield Problem("directory-full", text, broker_id)
+
+
+def _may_be_full(directory: DescribeLogDirsResponse.DescribeLogDirsResult) -> bool:
+    """Whether it would be worth asking for the reserve; Kafka before 3.3 does not tell sizes."""
+    return directory.usable_bytes >= 0 and _is_full(directory, directory.total_bytes)
+
+
+def _is_full(directory: DescribeLogDirsResponse.DescribeLogDirsResult, reserve_bytes: int) -> bool:
+    return is_full(Space(directory.total_bytes, directory.usable_bytes), reserve_bytes, was_full=False)
+
+
+def _reserve_bytes(admin: Administration, broker_id: int) -> int:
+    """What a broker keeps free on its disks; 0 where it has no such setting."""
+    resource = DescribeConfigsRequest.DescribeConfigsResource(
+        resource_type=ResourceType.BROKER, resource_name=str(broker_id), configuration_keys=[RESERVE]
+    )
+    answer: DescribeConfigsResponse = admin.ask_broker(broker_id, DescribeConfigsRequest(resources=[resource]))
+    return next((int(each.value or 0) for found in answer.results for each in found.configs if each.name == RESERVE), 0)
 
 
 def _partition_problems(image: ClusterImage, leaderless: Sequence[Leaderless]) -> Iterable[Problem]:

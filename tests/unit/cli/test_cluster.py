@@ -39,6 +39,7 @@ from millrace.wire.frame import RequestHeader
 from millrace.wire.keys import ApiKey
 from millrace.wire.messages import request_class
 from millrace.wire.messages.brokers import GetReplicaLogInfoRequest, GetReplicaLogInfoResponse
+from millrace.wire.messages.configs import DescribeConfigsResponse
 from millrace.wire.messages.log_dirs import DescribeLogDirsResponse
 from support.fake_broker import HOST, FakeBroker
 from support.handling import Deciding, deciding
@@ -285,6 +286,28 @@ def test_directories_that_cannot_be_used_are_problems(cluster: Commands) -> None
     cluster.answer(ApiKey.DESCRIBE_LOG_DIRS, lambda _: DescribeLogDirsResponse(results=next(answers)))
     out, _ = cluster("health", exit_code=1)
     assert out == "broker 1: log directory /two is offline (KAFKA_STORAGE_ERROR)\n"
+
+
+def test_a_directory_below_the_reserve_is_a_problem(cluster: Commands) -> None:
+    cluster.cluster(a=[GOOD])
+    result = DescribeLogDirsResponse.DescribeLogDirsResult
+    mib = 1024 * 1024
+    sizes = iter([(10_000, 63), (10_000, 65), (100, 6)])  # of the last one a twentieth is kept free, 5 MiB
+    reserve = DescribeConfigsResponse.DescribeConfigsResourceResult(name=cluster_health.RESERVE, value=str(64 * mib))
+    configs = DescribeConfigsResponse.DescribeConfigsResult(configs=[reserve])
+
+    def log_dirs(_: Any) -> DescribeLogDirsResponse:
+        total, free = next(sizes)
+        return DescribeLogDirsResponse(
+            results=[result(log_dir="/one", total_bytes=total * mib, usable_bytes=free * mib)]
+        )
+
+    cluster.answer(ApiKey.DESCRIBE_LOG_DIRS, log_dirs)
+    cluster.answer(ApiKey.DESCRIBE_CONFIGS, lambda _: DescribeConfigsResponse(results=[configs]))
+    out, _ = cluster("health", exit_code=1)
+    assert out == (
+        "broker 1: log directory /one is full (66.1 MB free, see log.dirs.min.free.bytes) and takes no more records\n"
+    )
 
 
 def test_watching_tells_what_changes_until_ctrl_c(cluster: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
