@@ -8,8 +8,9 @@ from typing import Any, Final
 
 from millrace.cli.output import CommandError
 
-_COMPRESSIONS: Final = ("none", "gzip", "snappy", "lz4", "zstd")
-_ACKS: Final = ("all", "-1", "1", "0")
+COMPRESSIONS: Final = ("none", "gzip", "snappy", "lz4", "zstd")
+ACKS: Final = ("all", "1", "0")
+_ACKS_NUMBER_OF_ALL: Final = "-1"
 
 Given = tuple[str, object]
 """An option's name and its value; None and False stand for an option that was not given."""
@@ -29,8 +30,8 @@ def at_most_one(options: Mapping[str, object], why: str) -> None:
 
 def sending_settings(acks: str, compression: str) -> dict[str, Any]:
     """How a producer sends: when a record counts as delivered, and in which codec."""
-    if compression not in _COMPRESSIONS:
+    if compression not in COMPRESSIONS:
         raise CommandError(f"--compression is none, gzip, snappy, lz4 or zstd, not '{compression}'", exit_code=2)
-    if acks not in _ACKS:
+    if acks not in (*ACKS, _ACKS_NUMBER_OF_ALL):
         raise CommandError(f"--acks is all, 1 or 0, not '{acks}'", exit_code=2)
-    return {"acks": acks, "compression.type": compression, "enable.idempotence": acks in {"all", "-1"}}
+    return {"acks": acks, "compression.type": compression, "enable.idempotence": acks in {"all", _ACKS_NUMBER_OF_ALL}}

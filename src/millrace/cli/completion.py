@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from typer.core import TyperArgument
 
+from millrace.cli.choices import ACKS, COMPRESSIONS
+
 if TYPE_CHECKING:
     from millrace.client.cluster import ClusterClient
 
@@ -89,8 +91,8 @@ _CHOICES: Final[dict[str, _Words]] = {
     "--type": _group_types,
     "--state": _group_states,
     "--log-level": _log_levels,
-    "--compression": lambda _: ("none", "gzip", "snappy", "lz4", "zstd"),
-    "--acks": lambda _: ("all", "1", "0"),
+    "--compression": lambda _: COMPRESSIONS,
+    "--acks": lambda _: ACKS,
 }
 
 
