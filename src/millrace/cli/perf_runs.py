@@ -11,6 +11,7 @@ here: topics, options and what is printed (`perf`, `perf_view`).
 
 from __future__ import annotations
 
+import math
 import secrets
 import string
 import struct
@@ -57,6 +58,13 @@ class Plan:
             return True
         return self.duration_s is not None and max(elapsed_s, self.due_s(number) or 0) >= self.duration_s
 
+    def unsent(self, sent: int) -> int:
+        """Records that were due in time and not sent: with a latency of their own they would be the slowest."""
+        if self.rate is None or self.duration_s is None:
+            return 0
+        due = math.ceil(self.duration_s * self.rate)
+        return max((due if self.records is None else min(due, self.records)) - sent, 0)
+
 
 @dataclass(slots=True)
 class Tally:
@@ -69,6 +77,7 @@ class Tally:
     done_bytes: int = 0
     failed: int = 0
     lost: int = 0
+    unsent: int = 0
     first_error: str | None = None
     first_record_s: float | None = None
     latencies: Latencies = field(default_factory=Latencies)
@@ -149,6 +158,7 @@ def send_all(
         now = clock.monotonic()
         if due_s is None:
             if plan.is_over(tally.sent, now - tally.began_s):
+                tally.unsent = plan.unsent(tally.sent)
                 return
             planned = plan.due_s(tally.sent)
             due_s = now if planned is None else tally.began_s + planned

@@ -104,6 +104,7 @@ def summary(test: str, topic: str, plan: Plan, tally: Tally, unsettled: int) -> 
         "records": tally.done,
         "failed": tally.failed,
         "lost": tally.lost,
+        "unsent": tally.unsent,
         "unsettled": unsettled,
         "bytes": tally.done_bytes,
         "seconds": round(tally.elapsed_s, 6),
@@ -119,7 +120,12 @@ def summary(test: str, topic: str, plan: Plan, tally: Tally, unsettled: int) -> 
 def summary_text(test: str, topic: str, tally: Tally, unsettled: int) -> str:
     rate = f"{tally.done / tally.elapsed_s:,.0f} records/s, {tally.done_bytes / tally.elapsed_s / 1e6:,.2f} MB/s"
     done = f"{count_text(tally.done, 'record')} {_VERB[test]} {topic} in {tally.elapsed_s:.2f} s: {rate}"
-    trouble = {"failed": tally.failed, "lost": tally.lost, "never acknowledged": unsettled}
+    trouble = {
+        "failed": tally.failed,
+        "lost": tally.lost,
+        "due and not sent": tally.unsent,
+        "never acknowledged": unsettled,
+    }
     done += "".join(f", {count:,} {what}" for what, count in trouble.items() if count)
     lines = [done, f"{_LATENCY[test][1]}: {latency_text(tally.latencies)}"]
     if tally.first_record_s is not None:

@@ -55,3 +55,16 @@ def test_without_a_rate_a_record_is_due_when_it_is_first_tried() -> None:
 )
 def test_when_it_is_over(plan: Plan, number: int, elapsed_s: float, over: bool) -> None:
     assert plan.is_over(number, elapsed_s) is over
+
+
+def test_records_that_were_due_and_not_sent_in_time_are_counted() -> None:
+    """Left out, they would be the slowest of all: a client that is held up at the end does not look better for it."""
+    clock, tally = ManualClock(), Tally()
+
+    def send(number: int, _due_s: float) -> None:
+        if number == 89:
+            clock.advance(0.5)  # the time is up then
+
+    plan = Plan(records=None, duration_s=1.0, rate=100, size_bytes=1)
+    send_all(Bench(clock, lambda: False, lambda _: None), plan, tally, send, wait=clock.advance)
+    assert (tally.sent, tally.unsent) == (90, 10)
