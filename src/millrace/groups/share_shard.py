@@ -28,7 +28,7 @@ from millrace.groups.settings import GroupSettings, GroupTimes
 from millrace.groups.share import ShareHeartbeat
 from millrace.groups.share_group import ShareGroup
 from millrace.groups.share_queues import Deletion
-from millrace.groups.share_records import ShareRecord
+from millrace.groups.share_records import Begun, ShareRecord
 from millrace.groups.share_step import Partitions, ShareStep
 from millrace.groups.step_log import RETRY_MS, GroupTimers, LogHost, append_step, set_timers
 from millrace.tasks import Tasks
@@ -161,10 +161,14 @@ class ShareGroups:
             await self._host.when_durable(done)
             self._surroundings.left(group_id, request.member_id)
             return result
+        known = self.groups.get(group_id)
+        before = {} if known is None else known.queues.initialized
         result = await self._heartbeat(group_id, request)
-        if await self._has_news(group_id):
-            result = await self._heartbeat(group_id, replace(request, epoch=result.epoch))
-        return result
+        if not await self._has_news(group_id, before):
+            return result
+        again = await self._heartbeat(group_id, replace(request, epoch=result.epoch))
+        # What did not change a second time is news all the same: the member has heard neither answer.
+        return again if again.assignment is not None else replace(again, assignment=result.assignment)
 
     async def _heartbeat(self, group_id: str, request: ShareHeartbeat) -> HeartbeatResult:
         group = self._begun(group_id) if request.epoch == JOINING else self._known(group_id)
@@ -175,20 +179,20 @@ class ShareGroups:
         await self._host.when_durable(done)
         return result
 
-    async def _has_news(self, group_id: str) -> bool:
+    async def _has_news(self, group_id: str, before: Mapping[UUID, Begun]) -> bool:
         """Wait a moment for share-partitions that are being begun; whether there are any now that were not there."""
         telling, group = self._telling.get(group_id), self.groups.get(group_id)
-        if telling is None or group is None:
+        if group is None:
             return False
-        before = group.queues.initialized
-        over = asyncio.Event()
-        timer = self._clock.call_later(_WAIT_MS / 1000, over.set)
-        telling.add_done_callback(lambda _: over.set())
-        try:
-            await over.wait()
-        finally:
-            timer.cancel()
-        return group.queues.initialized is not before
+        if telling is not None:
+            over = asyncio.Event()
+            timer = self._clock.call_later(_WAIT_MS / 1000, over.set)
+            telling.add_done_callback(lambda _: over.set())
+            try:
+                await over.wait()
+            finally:
+                timer.cancel()
+        return group.queues.initialized is not before and group.queues.initialized != before
 
     # Share-partitions
 

@@ -140,6 +140,46 @@ async def test_where_the_share_coordinator_is_slow_the_member_comes_back(bench: 
     assert len(first.assignment[0][1]) + len(second_answer.assignment[0][1]) == 3
 
 
+async def test_who_joins_while_partitions_are_begun_gets_them_with_the_first_answer(bench: Bench) -> None:
+    """They are begun between the decision about the second member and its answer."""
+    bench.states.answers.clear()
+    first = asyncio.ensure_future(bench.join())
+    await bench.advance(0)
+    bench.fake[0].commit_at_once = False
+    second = asyncio.ensure_future(bench.join("m2"))
+    await bench.advance(0)
+    bench.states.answers.set()
+    await bench.advance(0)
+    bench.fake[0].commit_at_once = True
+    bench.fake[0].commit()
+    given = [partitions(await first), partitions(await second)]
+    assert sorted(index for each in given if each for indices in each for index in indices) == [0, 1, 2], given
+
+
+async def test_partitions_that_an_answer_has_are_not_lost_with_news_of_others(bench: Bench) -> None:
+    """A member's share changes, and while that is made durable share-partitions are begun that are not for it."""
+    joined = await bench.join()
+    await bench.advance(2)  # targets are computed once a second at most
+    assert partitions(await bench.join("m2"))
+    halved = await bench.beat(joined.epoch)
+    assert partitions(halved) != ALL
+    await bench.groups.share_heartbeat("g", ShareHeartbeat("m2", -1))
+    await bench.advance(2)
+    bench.states.answers.clear()
+    bench.image = image_of(orders=3, others=1)
+    third = asyncio.ensure_future(bench.groups.share_heartbeat("g", ShareHeartbeat("m3", 0, topics=("others",))))
+    await bench.advance(0)
+    bench.fake[0].commit_at_once = False
+    beat = asyncio.ensure_future(bench.beat(halved.epoch))
+    await bench.advance(0)
+    bench.states.answers.set()
+    await bench.advance(0)
+    bench.fake[0].commit_at_once = True
+    bench.fake[0].commit()
+    assert partitions(await beat) == ALL
+    await third
+
+
 async def test_where_the_share_coordinator_fails_the_next_heartbeat_tries_again(bench: Bench) -> None:
     bench.states.error = ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "nobody is there")
     joined = await bench.join()
