@@ -12,6 +12,7 @@ import sys
 import tempfile
 import textwrap
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -329,13 +330,18 @@ def test_a_stop_ends_in_the_middle_of_a_batch_that_takes_too_long(spark: SparkSe
     pipeline = read(written(tmp_path, ENDLESS, "endless.py"))
     begun, stopping = tmp_path / "begun", threading.Event()
     options = {"checkpoint": str(tmp_path / "c"), "begun": str(begun)}
-    threading.Thread(target=stop_once, args=(begun, stopping), daemon=True).start()
+    threading.Thread(target=stop_once, args=(spark, begun, stopping), daemon=True).start()
     Runner(spark, pipeline.load(), options, finish_s=0.5).run(stopping)
     assert not spark.streams.active
+    ends_at = time.monotonic() + 30
+    while spark.sparkContext.statusTracker().getActiveStageIds():
+        assert time.monotonic() < ends_at, "its job still runs: nobody else would get a core"
+        threading.Event().wait(0.05)
 
 
-def stop_once(begun: Path, stopping: threading.Event) -> None:
-    while not begun.exists():
+def stop_once(spark: SparkSession, begun: Path, stopping: threading.Event) -> None:
+    """When the batch computes. Spark cancels the jobs that a query has when it is stopped, not what comes after."""
+    while not (begun.exists() and spark.sparkContext.statusTracker().getActiveStageIds()):
         threading.Event().wait(0.05)
     stopping.set()
 
