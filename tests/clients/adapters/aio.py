@@ -175,7 +175,17 @@ class AioReader:
         return first, self._loop.call(self._consumer.end_offsets([wanted]))[wanted]
 
     def close(self) -> None:
-        self._loop.call(self._consumer.stop())
+        self._loop.call(self._stop())
+
+    async def _stop(self) -> None:
+        """aiokafka 0.14.0 cancels its heartbeat and waits for it. While that looks for a coordinator that has moved,
+        the cancellation comes out of `stop`, which then leaves the rest open."""
+        consumer = self._consumer
+        try:
+            await consumer.stop()
+        except asyncio.CancelledError:
+            await consumer._fetcher.close()
+            await consumer._client.close()
 
 
 class AioAdmin:
