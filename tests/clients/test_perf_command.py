@@ -49,7 +49,8 @@ def test_produce_at_a_rate(run: CommandLine) -> None:
     summary = run.json("perf", "produce", "--rate", "200", "--duration", "1.5", "--acks", "1")
     # On a machine that is held up at the end some are late for good, and it says so.
     check(summary, "produce", 300 - summary["unsent"], 100)
-    assert summary["records"] > 0 and summary["seconds"] <= 10
+    assert summary["unsent"] <= 100
+    assert summary["seconds"] >= (summary["records"] - 1) / 200, "faster than the rate"
     assert summary["rate"] == 200
 
 

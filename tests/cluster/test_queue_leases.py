@@ -92,7 +92,13 @@ def cut_from_zookeeper(cluster: ClusterProcesses, broker_id: int) -> Callable[[]
 
 def pause(cluster: ClusterProcesses, broker_id: int) -> Callable[[], None]:
     cluster.brokers[broker_id].pause()
-    return cluster.brokers[broker_id].resume
+
+    def wake_up() -> None:
+        # Whether the news or a request is read first is luck: here the news do not come.
+        cluster.wires().cut(broker_node(broker_id), [ZOOKEEPER])
+        cluster.brokers[broker_id].resume()
+
+    return wake_up
 
 
 @pytest.mark.parametrize("fault", [cut_from_zookeeper, pause])

@@ -14,9 +14,9 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType
-from typing import Final
+from typing import ClassVar, Final
 
 import typer
 
@@ -176,25 +176,18 @@ def _begins_at_the_end(client: ClusterClient, options: QueueOptions) -> bool:
     return config_values.read_value(client, config_values.group(options.group), _RESET) == "latest"
 
 
+@dataclass
 class _Reader:
     """Takes records and has each handled, until a limit is reached or somebody asks to stop."""
 
-    max_batch = _BATCH
+    max_batch: ClassVar[int] = _BATCH
 
-    def __init__(
-        self,
-        client: ClusterClient,
-        consumer: QueueConsumer,
-        options: QueueOptions,
-        stopping: Stopping,
-        render: Callable[[ReceivedRecord], bytes],
-    ) -> None:
-        self.done = 0
-        self.client = client
-        self.consumer = consumer
-        self.options = options
-        self.stopping = stopping
-        self.render = render
+    client: ClusterClient
+    consumer: QueueConsumer
+    options: QueueOptions
+    stopping: Stopping
+    render: Callable[[ReceivedRecord], bytes]
+    done: int = 0
 
     def run(self, waiting: str | None) -> None:
         """Read; `waiting` is said once, if there is nothing to read at first."""
@@ -267,24 +260,16 @@ class _Printer(_Reader):
         self.acknowledge(records, Verdict.ACCEPT)
 
 
+@dataclass
 class _Executor(_Reader):
     """Runs the command for one record after another, and does what its exit code says."""
 
-    max_batch = 1
+    max_batch: ClassVar[int] = 1
 
-    def __init__(
-        self,
-        client: ClusterClient,
-        consumer: QueueConsumer,
-        options: QueueOptions,
-        stopping: Stopping,
-        render: Callable[[ReceivedRecord], bytes],
-    ) -> None:
-        super().__init__(client, consumer, options, stopping, render)
-        self._tally = Tally()
-        self._failures = 0
-        """One after another, of whichever records."""
-        self._whereabouts: str | None = None
+    _tally: Tally = field(default_factory=Tally)
+    _failures: int = 0
+    """One after another, of whichever records."""
+    _whereabouts: str | None = None
 
     def run(self, waiting: str | None) -> None:
         super().run(waiting)
