@@ -8,6 +8,9 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --no-input
 PYTEST := $(BIN)/python -m pytest
 
+# Commands and brokers are started hundreds of times by the tests; each would compile all of its modules again.
+unexport PYTHONDONTWRITEBYTECODE
+
 SPARK := $(VENV)/.spark-installed
 DEV  := $(VENV)/.dev-installed
 

@@ -54,9 +54,13 @@ class PersistentMap(Mapping[K, V], Generic[K, V]):
     __slots__ = ("_buckets", "_length")
 
     def __init__(self, items: Iterable[tuple[K, V]] = ()) -> None:
-        buckets: list[dict[K, V]] = [{} for _ in range(_BUCKETS)]
+        nothing: dict[K, V] = {}  # shared by all slots that are empty, and never changed: whoever edits copies
+        buckets = [nothing] * _BUCKETS
         for key, value in items:
-            buckets[hash(key) % _BUCKETS][key] = value
+            slot = hash(key) % _BUCKETS
+            if buckets[slot] is nothing:
+                buckets[slot] = {}
+            buckets[slot][key] = value
         self._buckets: tuple[dict[K, V], ...] = tuple(buckets)
         self._length = sum(map(len, buckets))
 
