@@ -25,9 +25,9 @@ from millrace.cluster.survey import Surveyor
 from millrace.config import BrokerConfig, group_value, topic_value
 from millrace.errors import ConfigError, MillraceError, StorageError
 from millrace.groups.coordinator import GroupCoordinator
-from millrace.groups.modern_shard import Surroundings
+from millrace.groups.modern.groups import Surroundings
 from millrace.groups.settings import GroupSettings, GroupTimes
-from millrace.groups.share_shard import ShareSurroundings
+from millrace.groups.share.groups import ShareSurroundings
 from millrace.handlers import registry
 from millrace.handlers.context import Services
 from millrace.handlers.fetch_sessions import FetchSessions

@@ -21,16 +21,16 @@ from hypothesis import strategies as st
 from millrace.clock import ManualClock
 from millrace.errors import ApiError, ErrorCode
 from millrace.groups import records
+from millrace.groups.classic.effects import LeaveRequest, SyncRequest
+from millrace.groups.classic.group import ClassicGroup, GroupState
 from millrace.groups.coordinator import GroupCoordinator
-from millrace.groups.effects import LeaveRequest, SyncRequest
-from millrace.groups.group import ClassicGroup, GroupState
-from millrace.groups.modern import ModernHeartbeat
-from millrace.groups.modern_shard import Surroundings
+from millrace.groups.modern.groups import Surroundings
+from millrace.groups.modern.protocol import ModernHeartbeat
+from millrace.groups.modern.target import flatten
 from millrace.groups.settings import GroupSettings, GroupTimes
 from millrace.groups.shard import OffsetToCommit, Shard
-from millrace.groups.share_shard import ShareSurroundings
+from millrace.groups.share.groups import ShareSurroundings
 from millrace.groups.subscription import write_assignment
-from millrace.groups.target import flatten
 from millrace.records.batch import split
 from millrace.records.decode import iter_records
 from millrace.replication.state_topic import breathe

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from millrace.errors import ErrorCode
-from millrace.groups import classic
-from millrace.groups.effects import (
+from millrace.groups.classic import protocol as classic
+from millrace.groups.classic.effects import (
     AnswerJoin,
     AnswerSync,
     CancelTimer,
@@ -25,7 +25,7 @@ from millrace.groups.effects import (
     SyncResult,
     TimerKey,
 )
-from millrace.groups.group import ClassicGroup
+from millrace.groups.classic.group import ClassicGroup
 from millrace.groups.settings import GroupSettings
 
 

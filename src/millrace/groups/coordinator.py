@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from millrace.clock import Clock
 from millrace.errors import ApiError, ErrorCode
-from millrace.groups.effects import (
+from millrace.groups.classic.effects import (
     NO_MEMBER_ID,
     JoinRequest,
     JoinResult,
@@ -24,18 +24,18 @@ from millrace.groups.effects import (
     SyncRequest,
     SyncResult,
 )
-from millrace.groups.group import ClassicGroup, GroupState
-from millrace.groups.modern import HeartbeatResult, ModernHeartbeat, check_fetch
-from millrace.groups.modern_group import ModernGroup
-from millrace.groups.modern_shard import Surroundings
-from millrace.groups.offsets import TopicOffsets
+from millrace.groups.classic.group import ClassicGroup, GroupState
+from millrace.groups.modern.group import ModernGroup
+from millrace.groups.modern.groups import Surroundings
+from millrace.groups.modern.protocol import HeartbeatResult, ModernHeartbeat, check_fetch
+from millrace.groups.offsets.committed import TopicOffsets
 from millrace.groups.settings import GroupSettings
 from millrace.groups.shard import OffsetToCommit, Shard
-from millrace.groups.share import ShareHeartbeat
-from millrace.groups.share_group import ShareGroup
-from millrace.groups.share_queues import Deletion
-from millrace.groups.share_records import NO_TOPICS, Topics
-from millrace.groups.share_shard import ShareSurroundings
+from millrace.groups.share.group import ShareGroup
+from millrace.groups.share.groups import ShareSurroundings
+from millrace.groups.share.partitions import Deletion
+from millrace.groups.share.protocol import ShareHeartbeat
+from millrace.groups.share.records import NO_TOPICS, Topics
 from millrace.groups.subscription import CONSUMER_PROTOCOL_TYPE
 from millrace.model import NO_TIMESTAMP
 from millrace.replication.sharded import ShardedCoordinator, ShardState

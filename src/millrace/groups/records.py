@@ -18,10 +18,10 @@ from typing import Final
 from uuid import UUID
 
 from millrace.errors import ProtocolError
-from millrace.groups.effects import StoredGroup, StoredMember
-from millrace.groups.modern_records import ModernRecord, read_entry
-from millrace.groups.offsets import CommittedOffset
-from millrace.groups.share_records import ShareRecord, read_share_entry
+from millrace.groups.classic.effects import StoredGroup, StoredMember
+from millrace.groups.modern.records import ModernRecord, read_entry
+from millrace.groups.offsets.committed import CommittedOffset
+from millrace.groups.share.records import ShareRecord, read_share_entry
 from millrace.model import NO_TIMESTAMP
 from millrace.wire.codec import decode, encode
 from millrace.wire.schema import Data, Struct, array, binary, int32, int64, string, uuid

@@ -24,8 +24,9 @@ from uuid import UUID
 
 from millrace.clock import Clock
 from millrace.errors import ApiError, ErrorCode, ProtocolError, StorageError
-from millrace.groups import classic, offsets, records
-from millrace.groups.effects import (
+from millrace.groups import records
+from millrace.groups.classic import protocol as classic
+from millrace.groups.classic.effects import (
     NO_MEMBER_ID,
     AnswerJoin,
     AnswerSync,
@@ -43,13 +44,14 @@ from millrace.groups.effects import (
     TimerKey,
     TimerKind,
 )
-from millrace.groups.group import ClassicGroup, GroupState
-from millrace.groups.modern import PartitionCheck
-from millrace.groups.modern_shard import ModernGroups, Surroundings
-from millrace.groups.offsets import CommittedOffset, CommittedOffsets
+from millrace.groups.classic.group import ClassicGroup, GroupState
+from millrace.groups.modern.groups import ModernGroups, Surroundings
+from millrace.groups.modern.protocol import PartitionCheck
+from millrace.groups.offsets import committed as offsets
+from millrace.groups.offsets.committed import CommittedOffset, CommittedOffsets
 from millrace.groups.settings import GroupSettings
-from millrace.groups.share_records import ShareRecord
-from millrace.groups.share_shard import ShareGroups, ShareSurroundings
+from millrace.groups.share.groups import ShareGroups, ShareSurroundings
+from millrace.groups.share.records import ShareRecord
 from millrace.groups.timers import Timers
 from millrace.model import NO_EPOCH, NO_TIMESTAMP, ZERO_UUID
 from millrace.replication.sharded import WRITE_ERRORS, ShardState

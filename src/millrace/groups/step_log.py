@@ -1,7 +1,7 @@
 """From decisions to the log: how the records and timers of one event of a KIP-848 or share group take effect.
 
 An event's records have been applied to the group while they were decided on. Here they are appended, in one batch or
-several; what the log refuses is taken back. Owner: the shard. Not here: decisions (`modern_step`, `share_step`).
+several; what the log refuses is taken back. Owner: the shard. Not here: decisions (`modern.step`, `share.step`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final, Protocol
 
 from millrace.errors import ApiError, ErrorCode
-from millrace.groups.effects import CancelTimer, SetTimer, StartTimer, TimerEffect, TimerKey
+from millrace.groups.classic.effects import CancelTimer, SetTimer, StartTimer, TimerEffect, TimerKey
 from millrace.groups.timers import Timers
 from millrace.replication.state_topic import Entry
 

@@ -1,6 +1,7 @@
 """Where the queues of share groups begin (KIP-932): described, set, deleted.
 
-Nothing is decided here: which queues a group has is in `groups.share_queues`, where they begin in `queues.state`.
+Nothing is decided here: which share-partitions a group has is in `groups.share.partitions`, where they begin in
+`queues.state`.
 """
 
 from __future__ import annotations

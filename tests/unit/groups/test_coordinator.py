@@ -12,9 +12,9 @@ import pytest
 from millrace.clock import ManualClock
 from millrace.errors import ApiError, ErrorCode, StorageError
 from millrace.groups import records
+from millrace.groups.classic.effects import JoinResult, LeaveRequest, SyncRequest
+from millrace.groups.classic.group import GroupState
 from millrace.groups.coordinator import GroupCoordinator
-from millrace.groups.effects import JoinResult, LeaveRequest, SyncRequest
-from millrace.groups.group import GroupState
 from millrace.groups.settings import GroupSettings
 from millrace.groups.shard import OffsetToCommit
 from millrace.replication.state_topic import breathe

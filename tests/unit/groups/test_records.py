@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from millrace.errors import ProtocolError
 from millrace.groups import records
-from millrace.groups.effects import StoredGroup, StoredMember
-from millrace.groups.offsets import CommittedOffset
+from millrace.groups.classic.effects import StoredGroup, StoredMember
+from millrace.groups.offsets.committed import CommittedOffset
 from millrace.groups.records import GroupRecord, OffsetRecord
 from millrace.wire.codec import encode
 
