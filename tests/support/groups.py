@@ -11,22 +11,20 @@ from millrace.groups.classic import protocol as classic
 from millrace.groups.classic.effects import (
     AnswerJoin,
     AnswerSync,
-    CancelTimer,
     Effect,
     JoinRequest,
     JoinResult,
     LeaveRequest,
     LeaveResult,
     Protocol,
-    SetTimer,
     Store,
     StoredGroup,
     SyncRequest,
     SyncResult,
-    TimerKey,
 )
 from millrace.groups.classic.group import ClassicGroup
 from millrace.groups.settings import GroupSettings
+from millrace.groups.timers import CancelTimer, SetTimer, TimerKey
 
 
 def subscription(*topics: str) -> bytes:

@@ -12,28 +12,18 @@ from typing import Any, TypeVar
 
 from millrace.cluster.image import ClusterImage
 from millrace.errors import ApiError
-from millrace.groups.classic.effects import (
-    CancelTimer,
-    JoinRequest,
-    JoinResult,
-    LeaveRequest,
-    LeaveResult,
-    SetTimer,
-    StartTimer,
-    SyncRequest,
-    SyncResult,
-    TimerEffect,
-    TimerKey,
-)
+from millrace.groups.classic.effects import JoinRequest, JoinResult, LeaveRequest, LeaveResult, SyncRequest, SyncResult
 from millrace.groups.classic.group import ClassicGroup
+from millrace.groups.classic.records import GroupRecord
+from millrace.groups.environment import Environment, HeartbeatResult
 from millrace.groups.modern import classic_members
 from millrace.groups.modern import protocol as modern
 from millrace.groups.modern.group import ModernGroup
-from millrace.groups.modern.protocol import HeartbeatResult, ModernHeartbeat
+from millrace.groups.modern.protocol import ModernHeartbeat
 from millrace.groups.modern.records import ModernRecord, read_entry, to_entry
-from millrace.groups.modern.step import Environment, Step
-from millrace.groups.records import GroupRecord
+from millrace.groups.modern.step import Step
 from millrace.groups.settings import GroupSettings, GroupTimes
+from millrace.groups.timers import CancelTimer, SetTimer, StartTimer, TimerEffect, TimerKey
 from millrace.metadata.deltas import PartitionsAdded, PartitionState, TopicCreated, TopicDeleted
 
 R = TypeVar("R")

@@ -12,9 +12,7 @@ from typing import Any, TypeVar
 
 from millrace.cluster.image import ClusterImage
 from millrace.errors import ApiError
-from millrace.groups.classic.effects import CancelTimer, SetTimer, TimerKey
-from millrace.groups.modern.protocol import LEAVING, HeartbeatResult
-from millrace.groups.modern.step import Environment
+from millrace.groups.environment import LEAVING, Environment, HeartbeatResult
 from millrace.groups.settings import GroupSettings, GroupTimes
 from millrace.groups.share import partitions as share_partitions
 from millrace.groups.share import protocol as share
@@ -22,6 +20,7 @@ from millrace.groups.share.group import ShareGroup
 from millrace.groups.share.protocol import ShareHeartbeat
 from millrace.groups.share.records import ShareRecord, read_share_entry, share_entry
 from millrace.groups.share.step import Partitions, ShareStep
+from millrace.groups.timers import CancelTimer, SetTimer, TimerKey
 from support.modern_groups import Refused
 
 R = TypeVar("R")

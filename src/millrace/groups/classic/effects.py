@@ -8,9 +8,9 @@ performs.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 
 from millrace.errors import ErrorCode
+from millrace.groups.timers import CancelTimer, SetTimer
 
 NO_MEMBER_ID = ""
 NO_GENERATION = -1
@@ -107,27 +107,6 @@ class LeaveResult:
     error: ErrorCode
 
 
-class TimerKind(Enum):
-    """The clocks of a group; a KIP-848 group has all of them per member."""
-
-    SESSION = "session"
-    """A member (or an id that was handed out) must show itself."""
-    JOIN = "join"
-    """The join phase must end."""
-    SYNC = "sync"
-    """Every member must fetch its assignment."""
-    REBALANCE = "rebalance"
-    """A member must give up what it was told to."""
-
-
-@dataclass(frozen=True, slots=True)
-class TimerKey:
-    """A timer of one group; arming a key again replaces its deadline."""
-
-    kind: TimerKind
-    member_id: str = ""
-
-
 @dataclass(frozen=True, slots=True)
 class StoredMember:
     """A member as it is written to the log."""
@@ -171,29 +150,6 @@ class AnswerSync:
 
 
 @dataclass(frozen=True, slots=True)
-class SetTimer:
-    """Call `timer_fired(key)` after `delay_ms`, instead of whenever it was due before."""
-
-    key: TimerKey
-    delay_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class StartTimer:
-    """As `SetTimer`, unless the timer is running already."""
-
-    key: TimerKey
-    delay_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class CancelTimer:
-    """Forget the timer."""
-
-    key: TimerKey
-
-
-@dataclass(frozen=True, slots=True)
 class Store:
     """Write the group's record; when it is durable, or has failed, report `stored(token)` unless the token is None."""
 
@@ -201,5 +157,4 @@ class Store:
     token: int | None
 
 
-TimerEffect = SetTimer | StartTimer | CancelTimer
 Effect = AnswerJoin | AnswerSync | SetTimer | CancelTimer | Store

@@ -28,8 +28,6 @@ from millrace.groups.classic.effects import (
     StoredGroup,
     SyncRequest,
     SyncResult,
-    TimerKey,
-    TimerKind,
 )
 from millrace.groups.classic.group import ClassicGroup, GroupState, Member, PendingAssignment, PendingReplacement
 from millrace.groups.classic.rebalance import (
@@ -51,7 +49,11 @@ from millrace.groups.classic.rebalance import (
     store_assignment,
     sync_timer_fired,
 )
+from millrace.groups.offsets.committed import Slot, TopicOffsets
+from millrace.groups.offsets.expiry import expired
 from millrace.groups.settings import GroupSettings
+from millrace.groups.timers import TimerKey, TimerKind
+from millrace.model import NO_TIMESTAMP
 
 _WITH_MEMBERS = frozenset(
     {GroupState.PREPARING_REBALANCE, GroupState.COMPLETING_REBALANCE, GroupState.STABLE},
@@ -168,6 +170,23 @@ def check_commit(
     if group.state is GroupState.COMPLETING_REBALANCE:
         return ErrorCode.REBALANCE_IN_PROGRESS, []
     return ErrorCode.NONE, [session_renewal(group.members[member_id])]
+
+
+def expired_offsets(group: ClassicGroup, held: TopicOffsets, now_ms: int, retention_ms: int) -> list[Slot]:
+    """Which of the group's offsets have outlived their retention.
+
+    A group with members keeps the offsets of the topics they subscribe to; what it no longer subscribes to expires by
+    its commit. An empty group's offsets expire together, counted from when it became empty; those of a simple group
+    (which never had members) by their commit.
+    """
+    is_simple = group.protocol_type is None
+    is_empty = group.state is GroupState.EMPTY
+    knows_topics = group.subscribed_topics is not None and group.uses_consumer_protocol
+    if not (is_simple or is_empty or (group.state is GroupState.STABLE and knows_topics)):
+        return []
+    since_empty = is_empty and not is_simple and group.state_timestamp_ms != NO_TIMESTAMP
+    since_ms = group.state_timestamp_ms if since_empty else None
+    return expired(group.is_subscribed_to, held, now_ms, retention_ms, since_ms=since_ms)
 
 
 def timer_fired(group: ClassicGroup, key: TimerKey, settings: GroupSettings, now_ms: int) -> list[Effect]:

@@ -19,14 +19,10 @@ from millrace.groups.classic.effects import (
     NO_MEMBER_ID,
     AnswerJoin,
     AnswerSync,
-    CancelTimer,
     Effect,
     JoinResult,
-    SetTimer,
     Store,
     SyncResult,
-    TimerKey,
-    TimerKind,
 )
 from millrace.groups.classic.group import (
     ClassicGroup,
@@ -37,6 +33,7 @@ from millrace.groups.classic.group import (
     PendingReplacement,
 )
 from millrace.groups.settings import GroupSettings
+from millrace.groups.timers import CancelTimer, SetTimer, TimerKey, TimerKind
 
 JOIN_TIMER: Final = TimerKey(TimerKind.JOIN)
 SYNC_TIMER: Final = TimerKey(TimerKind.SYNC)

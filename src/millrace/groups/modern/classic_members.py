@@ -21,16 +21,14 @@ from millrace.groups.classic.effects import (
     JoinResult,
     LeaveRequest,
     LeaveResult,
-    StartTimer,
     SyncRequest,
     SyncResult,
-    TimerKey,
-    TimerKind,
 )
+from millrace.groups.epochs import MemberState
 from millrace.groups.modern import migration
 from millrace.groups.modern.group import Member, ModernGroup
 from millrace.groups.modern.protocol import check_room, check_static, unknown_member
-from millrace.groups.modern.records import ClassicInfo, MemberInfo, MemberState
+from millrace.groups.modern.records import ClassicInfo, MemberInfo
 from millrace.groups.modern.step import (
     Step,
     become_classic,
@@ -43,6 +41,7 @@ from millrace.groups.modern.step import (
 )
 from millrace.groups.modern.target import OwnedNow
 from millrace.groups.subscription import CONSUMER_PROTOCOL_TYPE, read_subscription
+from millrace.groups.timers import StartTimer, TimerKey, TimerKind
 
 _REFUSED: Final = ErrorCode.INCONSISTENT_GROUP_PROTOCOL
 

@@ -12,37 +12,30 @@ members with an instance id; the counts are those of the members.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from hashlib import blake2b
 from typing import Final
 from uuid import UUID
 
-from millrace.cluster.image import ClusterImage, TopicImage
+from millrace.cluster.image import ClusterImage
+from millrace.groups.environment import topics_hash
+from millrace.groups.epochs import NO_EPOCH_YET, NO_TARGET, NO_TARGET_YET, GroupEpoch, MemberState, Target, TargetEpoch
 from millrace.groups.modern.records import (
-    NO_TARGET,
     EpochRecord,
-    GroupEpoch,
     Held,
     HeldRecord,
     MemberInfo,
     MemberRecord,
-    MemberState,
     ModernRecord,
     Owned,
     PatternRecord,
     Resolved,
-    Target,
-    TargetEpoch,
     TargetEpochRecord,
     TargetRecord,
     TopicsRecord,
 )
 
-NO_EPOCH_YET: Final = GroupEpoch(0)
-NO_TARGET_YET: Final = TargetEpoch(-1)
 LEFT_FOR_NOW: Final = -2
 """The epoch of a static member that said it would come back."""
 
@@ -268,32 +261,6 @@ class ModernGroup:
             gone.append(TopicsRecord(group_id, None))
         gone.append(EpochRecord(group_id, None))
         return gone
-
-
-def topics_hash(names: AbstractSet[str], image: ClusterImage) -> int:
-    """A number that changes when one of these topics comes, goes, is made anew or gets partitions.
-
-    Kafka's differs, and also changes when replicas move between racks. Nothing moves for that alone here.
-    """
-    digest = blake2b(digest_size=8)
-    known = 0
-    for name in sorted(names):
-        topic = image.topics.get(name)
-        if topic is not None:
-            known += 1
-            digest.update(topic.topic_id.bytes)
-            digest.update(len(topic.partitions).to_bytes(4, "big"))
-    return int.from_bytes(digest.digest(), "big", signed=True) if known else 0
-
-
-def existing(names: AbstractSet[str], topics: Mapping[str, TopicImage]) -> dict[UUID, TopicImage]:
-    """The topics of these names that there are, by id."""
-    found: dict[UUID, TopicImage] = {}
-    for name in names:
-        topic = topics.get(name)
-        if topic is not None:
-            found[topic.topic_id] = topic
-    return found
 
 
 def _add(counts: Counter[str], name: str, change: int) -> None:

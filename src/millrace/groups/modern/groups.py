@@ -17,27 +17,28 @@ from typing import Protocol, TypeVar
 
 from millrace.cluster.image import ClusterImage
 from millrace.errors import ApiError, ErrorCode
-from millrace.groups.classic import protocol as classic
 from millrace.groups.classic.effects import (
-    Effect,
     JoinRequest,
     JoinResult,
     LeaveRequest,
     LeaveResult,
     SyncRequest,
     SyncResult,
-    TimerKey,
 )
-from millrace.groups.classic.group import ClassicGroup, GroupState
-from millrace.groups.classic.rebalance import JOIN_TIMER, SYNC_TIMER
+from millrace.groups.classic.group import GroupState
+from millrace.groups.classic.groups import ClassicGroups
+from millrace.groups.classic.records import GroupRecord
+from millrace.groups.environment import JOINING, Environment, HeartbeatResult
 from millrace.groups.modern import classic_members, migration, protocol
 from millrace.groups.modern.group import ModernGroup
-from millrace.groups.modern.protocol import HeartbeatResult, ModernHeartbeat, PartitionCheck
+from millrace.groups.modern.protocol import ModernHeartbeat
 from millrace.groups.modern.records import ModernRecord
-from millrace.groups.modern.step import Environment, Step
-from millrace.groups.records import GroupRecord
+from millrace.groups.modern.step import Step
+from millrace.groups.offsets.committed import PartitionCheck, Slot, TopicOffsets
+from millrace.groups.offsets.expiry import expired
 from millrace.groups.settings import GroupSettings, GroupTimes
-from millrace.groups.step_log import RETRY_MS, GroupTimers, LogHost, append_step, set_timers
+from millrace.groups.step_log import RETRY_MS, LogHost, append_step, set_timers
+from millrace.groups.timers import GroupTimers, TimerKey
 
 log = logging.getLogger(__name__)
 
@@ -55,16 +56,8 @@ class Surroundings:
 class Host(LogHost, Protocol):
     """The shard, as far as it is needed here."""
 
-    groups: dict[str, ClassicGroup]
-
     async def when_durable(self, done: asyncio.Future[None] | None) -> None:
         """Wait for one append, or for everything so far; ApiError where it does not become durable in time."""
-
-    def perform(self, group: ClassicGroup, effects: Sequence[Effect]) -> None:
-        """Do what the classic machine decided."""
-
-    def forget_pending(self, group: ClassicGroup) -> None:
-        """Drop the ids that were handed out for a classic group."""
 
     def keep_offsets(self, group_id: str) -> None:
         """The group is gone: if it has offsets they are a simple group's from now on."""
@@ -78,6 +71,7 @@ class ModernGroups:
     def __init__(
         self,
         host: Host,
+        classic: ClassicGroups,
         *,
         settings: GroupSettings,
         surroundings: Surroundings,
@@ -85,6 +79,7 @@ class ModernGroups:
     ) -> None:
         self.groups: dict[str, ModernGroup] = {}
         self._host = host
+        self._classic = classic
         self._settings = settings
         self._surroundings = surroundings
         self._timers = timers
@@ -106,7 +101,7 @@ class ModernGroups:
                 return
             group = self.groups[group_id] = ModernGroup(group_id)
             # Commits that came before made a simple group of it.
-            self._host.groups.pop(group_id, None)
+            self._classic.groups.pop(group_id, None)
         group.apply(record)
         self._drop_if_blank(group)
 
@@ -136,7 +131,7 @@ class ModernGroups:
         if group is not None:
             decide = protocol.leave if request.is_leaving else protocol.heartbeat
             result, done = self._decide(group, lambda step: decide(step, request))
-        elif request.epoch == protocol.JOINING:
+        elif request.epoch == JOINING:
             result, done = self._begin(group_id, request)
         else:
             raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND, f"{group_id} is no consumer group")
@@ -145,7 +140,7 @@ class ModernGroups:
 
     def _begin(self, group_id: str, request: ModernHeartbeat) -> tuple[HeartbeatResult, asyncio.Future[None] | None]:
         """The first member of the new protocol: of a new group, or of one that was classic until now."""
-        old = self._host.groups.get(group_id)
+        old = self._classic.groups.get(group_id)
         if old is not None and old.state is GroupState.DEAD:
             raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"group {group_id} is being deleted")
         step = self._step(ModernGroup(group_id))
@@ -161,21 +156,12 @@ class ModernGroups:
         # Nobody knows of the group yet: an error leaves nothing behind.
         done = append_step(self._host, step, self._timers, is_whole=True)
         if old is not None:
-            self._end_classic(old)
+            self._classic.hand_over(old)
         self.groups[group_id] = step.group
         set_timers(self._timers, group_id, step.timers)
         if old is not None and old.members:
             log.info("a classic group of %d members has become %r", len(old.members), step.group)
         return result, done
-
-    def _end_classic(self, old: ClassicGroup) -> None:
-        """A classic group has become a consumer group: whoever waits in it is told to join again."""
-        self._host.forget_pending(old)
-        for key in (JOIN_TIMER, SYNC_TIMER):
-            self._timers.cancel((old.group_id, key))
-        del self._host.groups[old.group_id]
-        now_ms = self._host.now_ms()
-        self._host.perform(old, classic.unload(old, ErrorCode.REBALANCE_IN_PROGRESS, self._settings, now_ms))
 
     # Classic members
 
@@ -219,11 +205,25 @@ class ModernGroups:
         """What decides on the partitions of a commit."""
         return protocol.check_commit(self.groups[group_id], member_id, epoch, has_member_epochs=has_member_epochs)
 
-    def delete(self, group_id: str) -> asyncio.Future[None] | None:
-        """Remove an empty group; ApiError NON_EMPTY_GROUP, or why it cannot be written."""
-        group = self.groups[group_id]
-        if group.members:
+    def expired_offsets(self, group_id: str, held: TopicOffsets) -> list[Slot] | None:
+        """Which of the group's offsets have outlived their retention; None where the group is gone."""
+        group = self.groups.get(group_id)
+        if group is None:
+            return None
+        return expired(group.is_subscribed_to, held, self._host.now_ms(), self._settings.offsets_retention_ms)
+
+    def is_idle(self, group_id: str) -> bool:
+        """Whether nothing but its offsets keeps the group."""
+        return not self.groups[group_id].members
+
+    def check_deletable(self, group_id: str) -> None:
+        """ApiError NON_EMPTY_GROUP."""
+        if self.groups[group_id].members:
             raise ApiError(ErrorCode.NON_EMPTY_GROUP, f"group {group_id} has members")
+
+    def end(self, group_id: str) -> asyncio.Future[None] | None:
+        """Remove an empty group; ApiError where that cannot be written."""
+        group = self.groups[group_id]
 
         def remove(step: Step) -> None:
             for record in group.tombstones():
@@ -255,8 +255,7 @@ class ModernGroups:
         if step.became_classic is not None:
             became = step.became_classic
             del self.groups[group.group_id]
-            self._host.groups[group.group_id] = became
-            self._host.perform(became, classic.took_over(became, self._settings, step.env.now_ms))
+            self._classic.take_over(became)
             log.info("a consumer group has become %r", became)
         return result, done
 

@@ -17,17 +17,16 @@ from millrace.errors import ApiError, ErrorCode, ProtocolError
 from millrace.groups.classic.effects import StoredGroup
 from millrace.groups.classic.group import ClassicGroup, GroupState
 from millrace.groups.classic.group import Member as ClassicMember
+from millrace.groups.epochs import GroupEpoch, TargetEpoch
 from millrace.groups.modern.group import Member, ModernGroup
 from millrace.groups.modern.records import (
     ClassicInfo,
     EpochRecord,
-    GroupEpoch,
     Held,
     HeldRecord,
     MemberInfo,
     MemberRecord,
     ModernRecord,
-    TargetEpoch,
     TargetEpochRecord,
     TargetRecord,
 )

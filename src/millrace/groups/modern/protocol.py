@@ -13,15 +13,17 @@ Not here: classic members (`classic_members`), what all events share (`step`), w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 from uuid import UUID
 
 from millrace.errors import ApiError, ErrorCode
-from millrace.groups.classic.effects import NO_MEMBER_ID, TimerKey, TimerKind
+from millrace.groups.classic.effects import NO_MEMBER_ID
+from millrace.groups.environment import JOINING, LEAVING, HeartbeatResult
+from millrace.groups.epochs import MemberState
 from millrace.groups.modern.group import LEFT_FOR_NOW, Member, ModernGroup
-from millrace.groups.modern.records import NOTHING, HeldRecord, MemberInfo, MemberState, Owned
+from millrace.groups.modern.records import NOTHING, HeldRecord, MemberInfo, Owned
 from millrace.groups.modern.step import (
     Step,
     bump_epoch,
@@ -32,9 +34,9 @@ from millrace.groups.modern.step import (
     update_targets,
 )
 from millrace.groups.modern.target import OwnedNow, flatten, is_within
+from millrace.groups.offsets.committed import PartitionCheck, accept
+from millrace.groups.timers import TimerKey, TimerKind
 
-JOINING: Final = 0
-LEAVING: Final = -1
 _WAITING_INTERVAL_MS: Final = 1_000
 """When a member whose partitions are on their way is asked to come back."""
 
@@ -66,16 +68,6 @@ class ModernHeartbeat:
         """Whether the member says everything, as it does when it is not sure of what was heard."""
         has_subscription = self.topics is not None or self.pattern is not None
         return self.rebalance_timeout_ms != -1 and has_subscription and self.owned is not None
-
-
-@dataclass(frozen=True, slots=True)
-class HeartbeatResult:
-    """The answer; an assignment of None means that the member's has not changed."""
-
-    member_id: str
-    epoch: int
-    interval_ms: int = 0
-    assignment: tuple[tuple[UUID, tuple[int, ...]], ...] | None = None
 
 
 def check_request(request: ModernHeartbeat, assignors: tuple[str, ...]) -> None:
@@ -281,8 +273,6 @@ def loaded(step: Step) -> None:
 
 # Offsets
 
-PartitionCheck = Callable[[UUID, int], ErrorCode]
-
 
 def check_commit(group: ModernGroup, member_id: str, epoch: int, *, has_member_epochs: bool) -> PartitionCheck:
     """What decides on the partitions of a commit; ApiError where the commit as a whole is refused.
@@ -291,7 +281,7 @@ def check_commit(group: ModernGroup, member_id: str, epoch: int, *, has_member_e
     from tools and from consumers that assign themselves: it may commit while nobody is in the group.
     """
     if epoch < 0 and not group.members:
-        return _accept
+        return accept
     member = group.members.get(member_id)
     if member is None:
         raise unknown_member(group, member_id)
@@ -302,7 +292,7 @@ def check_commit(group: ModernGroup, member_id: str, epoch: int, *, has_member_e
         )
     held = member.held
     if epoch == held.epoch:
-        return _accept
+        return accept
     stale = ErrorCode.ILLEGAL_GENERATION if member.is_classic else ErrorCode.STALE_MEMBER_EPOCH
     if epoch > held.epoch:
         raise ApiError(stale, f"the member is in epoch {held.epoch}, not yet in {epoch}")
@@ -314,10 +304,6 @@ def check_commit(group: ModernGroup, member_id: str, epoch: int, *, has_member_e
         return stale if since is None or epoch < since else ErrorCode.NONE
 
     return check
-
-
-def _accept(_topic_id: UUID, _partition: int) -> ErrorCode:
-    return ErrorCode.NONE
 
 
 def check_fetch(group: ModernGroup, member_id: str | None, epoch: int) -> None:

@@ -10,29 +10,33 @@ wrote it.
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from types import MappingProxyType
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 from uuid import UUID
 
-from millrace.errors import ProtocolError
 from millrace.groups.classic.effects import Protocol
-from millrace.wire.codec import decode, encode
+from millrace.groups.entries import GroupKey, MemberKey, group_of, make_entry, member_of, read_key, read_value
+from millrace.groups.epochs import (
+    GroupEpoch,
+    MemberState,
+    Target,
+    TargetEpoch,
+    TargetEpochValue,
+    TargetValue,
+    read_target,
+    read_target_epoch,
+    target_epoch_value,
+    target_value,
+)
 from millrace.wire.schema import Data, Struct, array, binary, int8, int32, int64, nested, string, uuid
 
-Target = Mapping[UUID, tuple[int, ...]]
-"""Partitions by topic, ascending: what a member is to own."""
 Owned = Mapping[UUID, Mapping[int, int]]
 """Partitions by topic, each with the epoch in which the member got it: what a member owns. Never changed in place."""
 
 NOTHING: Final[Owned] = MappingProxyType({})
-NO_TARGET: Final[Target] = MappingProxyType({})
-
-_PREFIX: Final = struct.Struct(">h")
-_VERSION: Final = 0
 
 
 class ModernKind(IntEnum):
@@ -45,34 +49,6 @@ class ModernKind(IntEnum):
     TARGET = 7
     HELD = 8
     PATTERN = 16
-
-
-class MemberState(IntEnum):
-    """How far a member has got on its way to its target."""
-
-    STABLE = 0
-    UNREVOKED_PARTITIONS = 1
-    """It must give partitions up before it gets others."""
-    UNRELEASED_PARTITIONS = 2
-    """Partitions of its target are still with others."""
-    UNKNOWN = 127
-    """Written by a newer coordinator: the member must begin anew."""
-
-
-@dataclass(frozen=True, slots=True)
-class GroupEpoch:
-    """Which members and topics there are, as a number that grows."""
-
-    epoch: int
-    metadata_hash: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class TargetEpoch:
-    """The group epoch for which the targets were computed, and when."""
-
-    epoch: int
-    timestamp_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,19 +149,6 @@ ModernRecord = EpochRecord | TopicsRecord | MemberRecord | TargetEpochRecord | T
 # The bytes
 
 
-class GroupKey(Data, versions="0"):
-    """Kinds 3, 4 and 6: names a group."""
-
-    group_id: str = string()
-
-
-class MemberKey(Data, versions="0"):
-    """Kinds 5, 7 and 8: names a member."""
-
-    group_id: str = string()
-    member_id: str = string()
-
-
 class _PatternKey(Data, versions="0"):
     """Kind 16: names a pattern."""
 
@@ -220,23 +183,6 @@ class _MemberValue(Data, versions="0", flexible="0+"):
     rebalance_timeout_ms: int = int32(default=-1)
     server_assignor: str | None = string(nullable=True)
     classic_member_metadata: ClassicMemberMetadata | None = nested(ClassicMemberMetadata, nullable=True, tag=0)
-
-
-class TargetEpochValue(Data, versions="0", flexible="0+"):
-    """Kind 6."""
-
-    assignment_epoch: int = int32()
-    assignment_timestamp: int = int64(tag=0, ignorable=True)
-
-
-class TargetValue(Data, versions="0", flexible="0+"):
-    """Kind 7."""
-
-    class TopicPartition(Struct):
-        topic_id: UUID = uuid()
-        partitions: list[int] = array(int32)
-
-    topic_partitions: list[TopicPartition] = array(TopicPartition)
 
 
 class _HeldValue(Data, versions="0", flexible="0+"):
@@ -300,40 +246,11 @@ def read_entry(kind: int, key: bytes, value: bytes | None) -> ModernRecord | Non
         case ModernKind.HELD:
             return HeldRecord(*member_of(key), read_value(_HeldValue, value, _read_held))
         case ModernKind.PATTERN:
-            name, _ = decode(_PatternKey, _VERSION, key, _PREFIX.size)
+            name = read_key(_PatternKey, key)
             return PatternRecord(
                 name.group_id, name.regular_expression, read_value(_PatternValue, value, _read_pattern)
             )
     return None
-
-
-D = TypeVar("D", bound=Data)
-V = TypeVar("V")
-
-
-def make_entry(kind: int, key: Data, value: V | None, write: Callable[[V], Data]) -> tuple[bytes, bytes | None]:
-    written = None if value is None else _PREFIX.pack(_VERSION) + encode(write(value), _VERSION)
-    return _PREFIX.pack(kind) + encode(key, _VERSION), written
-
-
-def read_value(kind: type[D], raw: bytes | None, read: Callable[[D], V]) -> V | None:
-    if raw is None:
-        return None
-    if len(raw) < _PREFIX.size:
-        raise ProtocolError("the value of a group record is too short to have a version")
-    version: int = _PREFIX.unpack_from(raw)[0]
-    value, _ = decode(kind, version, raw, _PREFIX.size)
-    return read(value)
-
-
-def group_of(key: bytes) -> str:
-    name, _ = decode(GroupKey, _VERSION, key, _PREFIX.size)
-    return name.group_id
-
-
-def member_of(key: bytes) -> tuple[str, str]:
-    name, _ = decode(MemberKey, _VERSION, key, _PREFIX.size)
-    return name.group_id, name.member_id
 
 
 def _epoch_value(epoch: GroupEpoch) -> _EpochValue:
@@ -342,14 +259,6 @@ def _epoch_value(epoch: GroupEpoch) -> _EpochValue:
 
 def _read_epoch(value: _EpochValue) -> GroupEpoch:
     return GroupEpoch(value.epoch, value.metadata_hash)
-
-
-def target_epoch_value(target: TargetEpoch) -> TargetEpochValue:
-    return TargetEpochValue(assignment_epoch=target.epoch, assignment_timestamp=target.timestamp_ms)
-
-
-def read_target_epoch(value: TargetEpochValue) -> TargetEpoch:
-    return TargetEpoch(value.assignment_epoch, value.assignment_timestamp)
 
 
 def _pattern_value(resolved: Resolved) -> _PatternValue:
@@ -403,19 +312,6 @@ def _read_member(value: _MemberValue) -> MemberInfo:
         assignor=value.server_assignor,
         classic=classic,
     )
-
-
-def target_value(target: Target) -> TargetValue:
-    return TargetValue(
-        topic_partitions=[
-            TargetValue.TopicPartition(topic_id=topic_id, partitions=list(partitions))
-            for topic_id, partitions in target.items()
-        ]
-    )
-
-
-def read_target(value: TargetValue) -> Target:
-    return {each.topic_id: tuple(sorted(set(each.partitions))) for each in value.topic_partitions if each.partitions}
 
 
 def _held_value(held: Held) -> _HeldValue:

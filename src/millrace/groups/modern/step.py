@@ -12,49 +12,36 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from millrace.cluster.image import ClusterImage
 from millrace.errors import ApiError, ErrorCode
 from millrace.groups import patterns
 from millrace.groups.assignors import ASSIGNORS
-from millrace.groups.classic.effects import CancelTimer, SetTimer, TimerEffect, TimerKey, TimerKind
 from millrace.groups.classic.group import ClassicGroup
+from millrace.groups.classic.records import GroupRecord, group_entry
+from millrace.groups.environment import Environment
+from millrace.groups.epochs import GroupEpoch, MemberState, TargetEpoch
 from millrace.groups.modern import migration
 from millrace.groups.modern.group import Member, ModernGroup
 from millrace.groups.modern.records import (
     EpochRecord,
-    GroupEpoch,
     HeldRecord,
     MemberInfo,
     MemberRecord,
-    MemberState,
     ModernRecord,
     PatternRecord,
     Resolved,
-    TargetEpoch,
     TargetEpochRecord,
     TargetRecord,
     TopicsRecord,
     to_entry,
 )
 from millrace.groups.modern.target import Goal, OwnedNow, new_targets, reconcile, subscribed_ids
-from millrace.groups.records import GroupRecord, group_entry
-from millrace.groups.settings import GroupSettings, GroupTimes
+from millrace.groups.timers import CancelTimer, SetTimer, TimerEffect, TimerKey, TimerKind
 from millrace.replication.state_topic import Entry
 
 MAX_PATTERNS: Final = 100
 """Different patterns in one group: each is matched against every new topic."""
 _LOOK_INTERVAL_MS: Final = 1_000
 """The metadata of a cluster can change all the time: so often at the most a group sees what that means to it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Environment:
-    """What a decision depends on besides the group."""
-
-    image: ClusterImage
-    settings: GroupSettings
-    times: GroupTimes
-    now_ms: int
 
 
 @dataclass(slots=True)

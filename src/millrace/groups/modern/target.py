@@ -14,8 +14,10 @@ from uuid import UUID
 
 from millrace.cluster.image import ClusterImage
 from millrace.groups.assignors import NO_RACKS, Assignor, Racks, Subscriber
-from millrace.groups.modern.group import Member, ModernGroup, existing
-from millrace.groups.modern.records import NOTHING, Held, MemberState, Owned, Target
+from millrace.groups.environment import existing
+from millrace.groups.epochs import MemberState, Target
+from millrace.groups.modern.group import Member, ModernGroup
+from millrace.groups.modern.records import NOTHING, Held, Owned
 
 OwnedNow = Sequence[tuple[UUID, Sequence[int]]]
 """What a member says it owns."""

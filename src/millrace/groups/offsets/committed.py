@@ -1,8 +1,7 @@
-"""Committed offsets: the map from group, topic and partition to an offset, and the rules by which entries expire.
+"""Committed offsets: the map from group, topic and partition to an offset.
 
-Pure: changes are applied by the shard, in the order of the log and only when they are durable, so that what is here is
-what a replay of the log would give. Not here: the bytes (`records`), and offsets of transactions, which are not served
-yet.
+Pure: changes are applied by `group_offsets`, in the order of the log and only when they are durable, so that what is
+here is what a replay of the log would give. Not here: when entries expire (`expiry`), the bytes (`records`).
 """
 
 from __future__ import annotations
@@ -12,10 +11,32 @@ from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
-from millrace.groups.classic.group import ClassicGroup, GroupState
+from millrace.errors import ErrorCode
 from millrace.model import NO_EPOCH, NO_TIMESTAMP, ZERO_UUID
 
 NO_OFFSET: Final = -1
+
+Slot = tuple[str, int]
+"""A topic and a partition."""
+PartitionCheck = Callable[[UUID, int], ErrorCode]
+"""Whether one partition of a commit is accepted."""
+
+
+def accept(_topic_id: UUID, _partition: int) -> ErrorCode:
+    """The check of a group that leaves its partitions to its members."""
+    return ErrorCode.NONE
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetToCommit:
+    """One partition of an OffsetCommit."""
+
+    topic: str
+    partition: int
+    topic_id: UUID
+    offset: int
+    leader_epoch: int
+    metadata: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,46 +101,3 @@ class CommittedOffsets:
         for group_id, topics in self._groups.items():
             for partition, committed in topics.get(topic, {}).items():
                 yield group_id, partition, committed
-
-
-def expired_by_commit(
-    is_subscribed_to: Callable[[str], bool], offsets: TopicOffsets, now_ms: int, retention_ms: int
-) -> list[tuple[str, int]]:
-    """Which offsets of a KIP-848 group have outlived their retention: those of topics that nobody subscribes to."""
-    return [
-        (topic, partition)
-        for topic, partitions in offsets.items()
-        if not is_subscribed_to(topic)
-        for partition, committed in partitions.items()
-        if now_ms >= _expiry_ms(committed, committed.commit_timestamp_ms, retention_ms)
-    ]
-
-
-def _expiry_ms(committed: CommittedOffset, base_ms: int, retention_ms: int) -> int:
-    if committed.expire_timestamp_ms != NO_TIMESTAMP:
-        return committed.expire_timestamp_ms
-    return base_ms + retention_ms
-
-
-def expired(group: ClassicGroup, offsets: TopicOffsets, now_ms: int, retention_ms: int) -> list[tuple[str, int]]:
-    """Which of a group's offsets have outlived their retention (KIP-211).
-
-    A group with members keeps the offsets of the topics they subscribe to; what it no longer subscribes to expires by
-    its commit. An empty group's offsets expire together, counted from when it became empty; those of a simple group
-    (which never had members) by their commit. A commit with an expiry of its own obeys that.
-    """
-    is_simple = group.protocol_type is None
-    is_empty = group.state is GroupState.EMPTY
-    knows_topics = group.subscribed_topics is not None and group.uses_consumer_protocol
-    if not (is_simple or is_empty or (group.state is GroupState.STABLE and knows_topics)):
-        return []
-    since_empty = is_empty and not is_simple and group.state_timestamp_ms != NO_TIMESTAMP
-    gone = []
-    for topic, partitions in offsets.items():
-        if group.is_subscribed_to(topic):
-            continue
-        for partition, committed in partitions.items():
-            base_ms = group.state_timestamp_ms if since_empty else committed.commit_timestamp_ms
-            if now_ms >= _expiry_ms(committed, base_ms, retention_ms):
-                gone.append((topic, partition))
-    return gone

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from uuid import UUID
 
-from millrace.groups.modern.group import NO_EPOCH_YET, NO_TARGET_YET
-from millrace.groups.modern.records import NO_TARGET, GroupEpoch, Target, TargetEpoch
+from millrace.groups.epochs import NO_EPOCH_YET, NO_TARGET, NO_TARGET_YET, GroupEpoch, Target, TargetEpoch
 from millrace.groups.share.records import (
     Queues,
     QueuesRecord,

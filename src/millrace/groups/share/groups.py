@@ -20,9 +20,7 @@ from uuid import UUID
 from millrace.clock import Clock
 from millrace.cluster.image import ClusterImage
 from millrace.errors import ApiError, ErrorCode
-from millrace.groups.classic.effects import TimerKey
-from millrace.groups.modern.protocol import JOINING, LEAVING, HeartbeatResult
-from millrace.groups.modern.step import Environment
+from millrace.groups.environment import JOINING, LEAVING, Environment, HeartbeatResult
 from millrace.groups.settings import GroupSettings, GroupTimes
 from millrace.groups.share import partitions as share_partitions
 from millrace.groups.share import protocol
@@ -31,7 +29,8 @@ from millrace.groups.share.partitions import Deletion
 from millrace.groups.share.protocol import ShareHeartbeat
 from millrace.groups.share.records import Begun, ShareRecord
 from millrace.groups.share.step import Partitions, ShareStep
-from millrace.groups.step_log import RETRY_MS, GroupTimers, LogHost, append_step, set_timers
+from millrace.groups.step_log import RETRY_MS, LogHost, append_step, set_timers
+from millrace.groups.timers import GroupTimers, TimerKey
 from millrace.tasks import Tasks
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from uuid import UUID
 
 from millrace.cluster.image import TopicImage
 from millrace.errors import ApiError, ErrorCode
-from millrace.groups.modern.group import existing
+from millrace.groups.environment import existing
 from millrace.groups.share.group import ShareGroup
 from millrace.groups.share.records import Begun, Queues, QueuesRecord, Topics
 from millrace.groups.share.step import Partitions, ShareStep

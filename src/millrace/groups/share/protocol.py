@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from millrace.errors import ApiError, ErrorCode
-from millrace.groups.classic.effects import TimerKey
-from millrace.groups.modern.protocol import JOINING, LEAVING, HeartbeatResult
+from millrace.groups.environment import JOINING, LEAVING, HeartbeatResult
 from millrace.groups.share.group import ShareGroup, ShareMember
 from millrace.groups.share.partitions import begin_missing
 from millrace.groups.share.records import ShareInfo
@@ -28,6 +27,7 @@ from millrace.groups.share.step import (
     update_member,
     update_targets,
 )
+from millrace.groups.timers import TimerKey
 
 ASSIGNOR: Final = "simple"
 _WAITING_INTERVAL_MS: Final = 1_000

@@ -16,22 +16,17 @@ from types import MappingProxyType
 from typing import Final
 from uuid import UUID
 
-from millrace.groups.modern.records import (
+from millrace.groups.entries import GroupKey, MemberKey, group_of, make_entry, member_of, read_value
+from millrace.groups.epochs import (
     NO_TARGET,
     GroupEpoch,
-    GroupKey,
-    MemberKey,
     MemberState,
     Target,
     TargetEpoch,
     TargetEpochValue,
     TargetValue,
-    group_of,
-    make_entry,
-    member_of,
     read_target,
     read_target_epoch,
-    read_value,
     target_epoch_value,
     target_value,
 )

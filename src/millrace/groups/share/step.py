@@ -15,10 +15,8 @@ from uuid import UUID
 
 from millrace.cluster.image import ClusterImage
 from millrace.groups.assignors import Subscriber
-from millrace.groups.classic.effects import CancelTimer, SetTimer, TimerEffect, TimerKey, TimerKind
-from millrace.groups.modern.group import existing, topics_hash
-from millrace.groups.modern.records import GroupEpoch, Target, TargetEpoch
-from millrace.groups.modern.step import Environment
+from millrace.groups.environment import Environment, existing, topics_hash
+from millrace.groups.epochs import GroupEpoch, Target, TargetEpoch
 from millrace.groups.share.assignor import simple
 from millrace.groups.share.group import ShareGroup, ShareMember
 from millrace.groups.share.records import (
@@ -32,6 +30,7 @@ from millrace.groups.share.records import (
     ShareTargetRecord,
     share_entry,
 )
+from millrace.groups.timers import CancelTimer, SetTimer, TimerEffect, TimerKey, TimerKind
 from millrace.replication.state_topic import Entry
 
 _LOOK_INTERVAL_MS: Final = 1_000

@@ -6,9 +6,10 @@ import pytest
 
 from millrace.errors import ErrorCode
 from millrace.groups.classic import protocol as classic
-from millrace.groups.classic.effects import LeaveRequest, Protocol, SyncRequest, TimerKind
+from millrace.groups.classic.effects import LeaveRequest, Protocol, SyncRequest
 from millrace.groups.classic.group import ClassicGroup, GroupState
 from millrace.groups.settings import GroupSettings
+from millrace.groups.timers import TimerKind
 from support.groups import RANGE, STICKY, GroupBench, assignment_of, join_request, subscription
 
 NONE = ErrorCode.NONE

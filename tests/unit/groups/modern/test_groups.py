@@ -10,12 +10,13 @@ import pytest
 from millrace.clock import ManualClock
 from millrace.errors import ApiError, ErrorCode
 from millrace.groups.coordinator import GroupCoordinator
+from millrace.groups.environment import HeartbeatResult
 from millrace.groups.modern.group import ModernGroup
 from millrace.groups.modern.groups import Surroundings
-from millrace.groups.modern.protocol import HeartbeatResult, ModernHeartbeat
+from millrace.groups.modern.protocol import ModernHeartbeat
 from millrace.groups.modern.records import TargetRecord, to_entry
+from millrace.groups.offsets.committed import OffsetToCommit
 from millrace.groups.settings import GroupSettings
-from millrace.groups.shard import OffsetToCommit
 from millrace.groups.step_log import BATCH_BYTES, batches
 from millrace.replication.state_topic import breathe
 from support.modern_groups import image_of

@@ -10,14 +10,16 @@ import pytest
 
 from millrace.cluster.image import ClusterImage
 from millrace.errors import ApiError, ErrorCode
-from millrace.groups.classic.effects import LeaveRequest, Protocol, SyncRequest, TimerKind
+from millrace.groups.classic.effects import LeaveRequest, Protocol, SyncRequest
 from millrace.groups.classic.group import GroupState
+from millrace.groups.epochs import MemberState
 from millrace.groups.modern.group import ModernState
 from millrace.groups.modern.protocol import ModernHeartbeat, check_commit, check_fetch, check_request
-from millrace.groups.modern.records import Held, HeldRecord, MemberState, TopicsRecord
+from millrace.groups.modern.records import Held, HeldRecord, TopicsRecord
 from millrace.groups.modern.step import MAX_PATTERNS
 from millrace.groups.settings import GroupSettings, GroupTimes
 from millrace.groups.subscription import Subscription, read_assignment
+from millrace.groups.timers import TimerKind
 from millrace.metadata.deltas import BrokerRegistered, PartitionState, TopicCreated
 from millrace.wire.codec import encode
 from support.groups import join_request

@@ -10,19 +10,17 @@ from hypothesis import strategies as st
 
 from millrace.errors import ProtocolError
 from millrace.groups.classic.effects import Protocol
+from millrace.groups.epochs import GroupEpoch, MemberState, TargetEpoch
 from millrace.groups.modern.records import (
     ClassicInfo,
     EpochRecord,
-    GroupEpoch,
     Held,
     HeldRecord,
     MemberInfo,
     MemberRecord,
-    MemberState,
     ModernRecord,
     PatternRecord,
     Resolved,
-    TargetEpoch,
     TargetEpochRecord,
     TargetRecord,
     TopicsRecord,

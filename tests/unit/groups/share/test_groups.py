@@ -12,10 +12,11 @@ from millrace.clock import ManualClock
 from millrace.errors import ApiError, ErrorCode
 from millrace.groups.classic.effects import LeaveRequest, SyncRequest
 from millrace.groups.coordinator import GroupCoordinator, ListedGroup
+from millrace.groups.environment import HeartbeatResult
 from millrace.groups.modern.groups import Surroundings
-from millrace.groups.modern.protocol import HeartbeatResult, ModernHeartbeat
+from millrace.groups.modern.protocol import ModernHeartbeat
+from millrace.groups.offsets.committed import OffsetToCommit
 from millrace.groups.settings import GroupSettings
-from millrace.groups.shard import OffsetToCommit
 from millrace.groups.share.group import ShareGroup
 from millrace.groups.share.groups import ShareSurroundings
 from millrace.groups.share.protocol import ShareHeartbeat

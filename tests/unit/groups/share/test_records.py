@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.errors import ProtocolError
-from millrace.groups.modern.records import GroupEpoch, TargetEpoch
+from millrace.groups.epochs import GroupEpoch, TargetEpoch
 from millrace.groups.records import read_record
 from millrace.groups.share.records import (
     Begun,
