@@ -234,7 +234,7 @@ class ShareGroups(RuleBasedStateMachine):
     @invariant()
     def only_what_has_begun_is_read(self) -> None:
         group, image = self.bench.group, self.bench.image
-        for topic_id, begun in group.queues.initialized.items():
+        for topic_id, begun in group.partitions.initialized.items():
             assert {(topic_id, index) for index in begun.partitions} <= self.known
         for member in group.members.values():
             for topic_id, indices in member.held.assigned.items():

@@ -126,6 +126,6 @@ def share_state_of(group: ShareGroup) -> dict[str, Any]:
         "target_epoch": group.target_epoch,
         "members": group.members,
         "targets": {member_id: target for member_id, target in group.targets.items() if target},
-        "queues": group.queues,
+        "partitions": group.partitions,
         "topic_counts": group.topic_counts,
     }

@@ -1,7 +1,7 @@
 """The group coordinator of a broker: which shard answers for a group, and whether it may.
 
 Owner of the shards and of their tasks. Handlers call it; every failure that concerns a whole request is an ApiError.
-Not here: how shards come and go (`replication.sharded`), the protocols (`classic`, `modern`, `share`), durability
+Not here: how shards come and go (`replication.sharded`), the kinds of groups and their offsets
 (`shard`), requests and responses (`handlers.groups`, `handlers.consumer_groups`, `handlers.share_groups`,
 `handlers.group_offsets`, `handlers.share_offsets`).
 """
@@ -272,20 +272,20 @@ class GroupCoordinator(ShardedCoordinator[GroupShard]):
             await shard.offsets.remove(group_id, gone)
         return results
 
-    # The queues of share groups
+    # The share-partitions of share groups
 
-    def queues_of(self, group_id: str) -> Topics:
+    def share_partitions_of(self, group_id: str) -> Topics:
         """The share-partitions that members of a share group may read; none where there is no such group."""
         group = self._shard(group_id, needs_name=True).share.groups.get(group_id)
-        return NO_TOPICS if group is None else group.queues.initialized
+        return NO_TOPICS if group is None else group.partitions.initialized
 
-    async def set_queue_offsets(
+    async def set_share_offsets(
         self, group_id: str, offsets: Mapping[tuple[uuid.UUID, int], int]
     ) -> dict[tuple[uuid.UUID, int], ApiError]:
         """Begin share-partitions anew at these offsets, durably; what failed. ApiError: nothing was begun."""
         return await self._shard(group_id, needs_name=True).share.set_offsets(group_id, offsets)
 
-    async def delete_queue_offsets(
+    async def delete_share_offsets(
         self, group_id: str, topics: Sequence[str]
     ) -> tuple[Deletion, dict[uuid.UUID, ApiError]]:
         """Forget the share-partitions of topics, durably; what there was of them, and what failed."""

@@ -18,7 +18,7 @@ from millrace.errors import ApiError, ErrorCode
 from millrace.queues import records, state
 from millrace.queues.records import ShareKey, Snapshot, Update
 from millrace.queues.settings import CoordinatorSettings
-from millrace.queues.state import ShareState, Write
+from millrace.queues.state import SharePartitionState, Write
 from millrace.replication.sharded import StateShard
 from millrace.replication.state_topic import StateRecord, StateTopic
 
@@ -26,16 +26,16 @@ _PER_BATCH: Final = 500
 """Records that are written together when many share-partitions change at once."""
 
 
-class ShareShard(StateShard):
+class QueueShard(StateShard):
     """The share-partitions of one partition of the state topic."""
 
     def __init__(
         self, index: int, leader_epoch: int, *, topic: StateTopic, settings: CoordinatorSettings, clock: Clock
     ) -> None:
         super().__init__(index, leader_epoch, topic=topic, clock=clock, write_timeout_ms=settings.write_timeout_ms)
-        self.states: dict[ShareKey, ShareState] = {}
+        self.states: dict[ShareKey, SharePartitionState] = {}
         """What is durable."""
-        self._ahead: dict[ShareKey, tuple[ShareState | None, int]] = {}
+        self._ahead: dict[ShareKey, tuple[SharePartitionState | None, int]] = {}
         """What is appended and not durable yet: where it leads to, and how many records that takes."""
         self._snapshots: dict[ShareKey, int] = {}
         """The offset of each share-partition's latest snapshot: below the lowest of them the log is superfluous."""
@@ -83,7 +83,7 @@ class ShareShard(StateShard):
             await self.settled()
         return self._durable(key)
 
-    def summary(self, key: ShareKey) -> ShareState | None:
+    def summary(self, key: ShareKey) -> SharePartitionState | None:
         """ReadShareGroupStateSummary."""
         return self.states.get(key)
 
@@ -120,7 +120,7 @@ class ShareShard(StateShard):
     def _known(self) -> list[ShareKey]:
         return [*self.states, *(key for key in self._ahead if key not in self.states)]
 
-    def _planned(self, key: ShareKey) -> ShareState | None:
+    def _planned(self, key: ShareKey) -> SharePartitionState | None:
         ahead = self._ahead.get(key)
         return self.states.get(key) if ahead is None else ahead[0]
 

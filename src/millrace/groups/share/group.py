@@ -17,8 +17,8 @@ from uuid import UUID
 
 from millrace.groups.epochs import NO_EPOCH_YET, NO_TARGET, NO_TARGET_YET, GroupEpoch, Target, TargetEpoch
 from millrace.groups.share.records import (
-    Queues,
-    QueuesRecord,
+    PartitionStates,
+    PartitionStatesRecord,
     ShareEpochRecord,
     ShareHeld,
     ShareHeldRecord,
@@ -47,7 +47,7 @@ class ShareMember:
     held: ShareHeld = field(default_factory=ShareHeld)
 
 
-NO_QUEUES = Queues()
+NO_PARTITIONS = PartitionStates()
 
 
 @dataclass(slots=True, eq=False)
@@ -59,7 +59,7 @@ class ShareGroup:
     target_epoch: TargetEpoch = NO_TARGET_YET
     members: dict[str, ShareMember] = field(default_factory=dict)
     targets: dict[str, Target] = field(default_factory=dict)
-    queues: Queues = NO_QUEUES
+    partitions: PartitionStates = NO_PARTITIONS
     # What follows from the above.
     topic_counts: Counter[str] = field(default_factory=Counter)
     # What is known only here, and found out again after a restart.
@@ -84,7 +84,7 @@ class ShareGroup:
     def is_blank(self) -> bool:
         """Whether nothing of the group is in the log."""
         return not (self.members or self.targets) and (
-            self.epoch is NO_EPOCH_YET and self.target_epoch is NO_TARGET_YET and self.queues is NO_QUEUES
+            self.epoch is NO_EPOCH_YET and self.target_epoch is NO_TARGET_YET and self.partitions is NO_PARTITIONS
         )
 
     def target_of(self, member_id: str) -> Target:
@@ -114,9 +114,9 @@ class ShareGroup:
                 if target is not None:
                     self.targets[member_id] = target
                 return ShareTargetRecord(group_id, member_id, old)
-            case QueuesRecord(_, queues):
-                were, self.queues = self.queues, queues or NO_QUEUES
-                return QueuesRecord(group_id, None if were is NO_QUEUES else were)
+            case PartitionStatesRecord(_, states):
+                were, self.partitions = self.partitions, states or NO_PARTITIONS
+                return PartitionStatesRecord(group_id, None if were is NO_PARTITIONS else were)
 
     def _put(self, member_id: str, member: ShareMember | None) -> None:
         old = self.members.pop(member_id, None)
@@ -137,6 +137,6 @@ class ShareGroup:
         gone += [ShareTargetRecord(group_id, each, None) for each in ids]
         gone.append(ShareTargetEpochRecord(group_id, None))
         gone += [ShareMemberRecord(group_id, each, None) for each in ids]
-        gone.append(QueuesRecord(group_id, None))
+        gone.append(PartitionStatesRecord(group_id, None))
         gone.append(ShareEpochRecord(group_id, None))
         return gone

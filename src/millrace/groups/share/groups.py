@@ -43,7 +43,7 @@ RESET: Final = -1
 R = TypeVar("R")
 
 
-class QueueStates(Protocol):
+class ShareCoordinators(Protocol):
     """The share coordinators, as far as a group has to tell them something. ApiError."""
 
     async def initialize(self, group_id: str, topic_id: UUID, partition: int, epoch: int, start_offset: int) -> None:
@@ -53,7 +53,7 @@ class QueueStates(Protocol):
         """Forget a share-partition."""
 
 
-class NoQueueStates:
+class NoShareCoordinators:
     """Where there are no share coordinators, everything is well."""
 
     async def initialize(self, group_id: str, topic_id: UUID, partition: int, epoch: int, start_offset: int) -> None:
@@ -69,7 +69,7 @@ class ShareSurroundings:
 
     image: Callable[[], ClusterImage] = ClusterImage
     times: Callable[[str], GroupTimes] = lambda _group_id: GroupTimes()
-    states: QueueStates = field(default_factory=NoQueueStates)
+    coordinators: ShareCoordinators = field(default_factory=NoShareCoordinators)
     left: Callable[[str, str], None] = lambda _group_id, _member_id: None
     """Hears of members that are gone: what they hold here can go to others."""
 
@@ -162,7 +162,7 @@ class ShareGroups:
             self._surroundings.left(group_id, request.member_id)
             return result
         known = self.groups.get(group_id)
-        before = {} if known is None else known.queues.initialized
+        before = {} if known is None else known.partitions.initialized
         result = await self._heartbeat(group_id, request)
         if not await self._has_news(group_id, before):
             return result
@@ -192,7 +192,7 @@ class ShareGroups:
                 await over.wait()
             finally:
                 timer.cancel()
-        return group.queues.initialized is not before and group.queues.initialized != before
+        return group.partitions.initialized is not before and group.partitions.initialized != before
 
     # Share-partitions
 
@@ -207,10 +207,12 @@ class ShareGroups:
     async def _begin_at(
         self, group: ShareGroup, partitions: Partitions, offset_of: Callable[[UUID, int], int]
     ) -> dict[tuple[UUID, int], ApiError]:
-        states, group_id, epoch = self._surroundings.states, group.group_id, group.epoch.epoch
+        coordinators, group_id, epoch = self._surroundings.coordinators, group.group_id, group.epoch.epoch
         errors = await _ask_each(
             partitions,
-            lambda topic_id, index: states.initialize(group_id, topic_id, index, epoch, offset_of(topic_id, index)),
+            lambda topic_id, index: coordinators.initialize(
+                group_id, topic_id, index, epoch, offset_of(topic_id, index)
+            ),
         )
         await self._finish_initializing(group, partitions, errors)
         return errors
@@ -299,8 +301,8 @@ class ShareGroups:
                 await self._host.when_durable(done)
 
     async def _forget(self, group_id: str, partitions: Partitions) -> dict[UUID, ApiError]:
-        states = self._surroundings.states
-        errors = await _ask_each(partitions, lambda topic_id, index: states.delete(group_id, topic_id, index))
+        coordinators = self._surroundings.coordinators
+        errors = await _ask_each(partitions, lambda topic_id, index: coordinators.delete(group_id, topic_id, index))
         return {topic_id: error for (topic_id, _), error in errors.items()}
 
     # Inside
@@ -358,7 +360,7 @@ class ShareGroups:
                     ErrorCode.NOT_COORDINATOR, "this broker does not coordinate the group any more"
                 ) from None
 
-        task = self._tasks.start(f"queues of {group_id}", in_turn())
+        task = self._tasks.start(f"share-partitions of {group_id}", in_turn())
         self._telling[group_id] = task
         task.add_done_callback(lambda task: self._told(group_id, task))
         return task

@@ -19,7 +19,7 @@ from millrace.cluster.image import TopicImage
 from millrace.errors import ApiError, ErrorCode
 from millrace.groups.environment import existing
 from millrace.groups.share.group import ShareGroup
-from millrace.groups.share.records import Begun, Queues, QueuesRecord, Topics
+from millrace.groups.share.records import Begun, PartitionStates, PartitionStatesRecord, Topics
 from millrace.groups.share.step import Partitions, ShareStep
 
 RETRY_MS: Final = 30_000
@@ -29,14 +29,14 @@ RETRY_MS: Final = 30_000
 def begin_missing(step: ShareStep) -> None:
     """Have share-partitions begun that members subscribe to and that are not."""
     group, now_ms = step.group, step.env.now_ms
-    queues = group.queues
+    states = group.partitions
     missing: dict[UUID, Begun] = {}
     for topic_id, topic in existing(group.topic_counts.keys(), step.env.image.topics).items():
-        known = _partitions(queues.initialized, topic_id)
+        known = _partitions(states.initialized, topic_id)
         if len(known) >= len(topic.partitions):
             continue
         if now_ms - group.asked_ms.get(topic_id, -RETRY_MS) < RETRY_MS:
-            known |= _partitions(queues.initializing, topic_id)
+            known |= _partitions(states.initializing, topic_id)
         if left := frozenset(range(len(topic.partitions))) - known:
             missing[topic_id] = Begun(topic.name, left)
     if missing:
@@ -46,13 +46,13 @@ def begin_missing(step: ShareStep) -> None:
 
 def _begin(step: ShareStep, topics: Topics) -> None:
     group = step.group
-    queues = group.queues
+    states = group.partitions
     _write(
         step,
         replace(
-            queues,
-            initializing=_union(queues.initializing, topics),
-            deleting={topic_id: name for topic_id, name in queues.deleting.items() if topic_id not in topics},
+            states,
+            initializing=_union(states.initializing, topics),
+            deleting={topic_id: name for topic_id, name in states.deleting.items() if topic_id not in topics},
         ),
     )
     group.asked_ms.update(dict.fromkeys(topics, step.env.now_ms))
@@ -60,38 +60,38 @@ def _begin(step: ShareStep, topics: Topics) -> None:
 
 def initialized(step: ShareStep, partitions: Partitions) -> None:
     """The share coordinator knows these, unless they were forgotten meanwhile: members may read them."""
-    queues = step.group.queues
+    states = step.group.partitions
     begun = {
         topic_id: Begun(each.name, each.partitions & partitions[topic_id])
-        for topic_id, each in queues.initializing.items()
+        for topic_id, each in states.initializing.items()
         if topic_id in partitions and each.partitions & partitions[topic_id]
     }
     _write(
         step,
         replace(
-            queues,
-            initializing=_without(queues.initializing, partitions),
-            initialized=_union(queues.initialized, begun),
+            states,
+            initializing=_without(states.initializing, partitions),
+            initialized=_union(states.initialized, begun),
         ),
     )
 
 
 def not_initialized(step: ShareStep, partitions: Partitions) -> None:
     """The share coordinator could not be told of these: the next heartbeat tries again."""
-    queues = step.group.queues
-    _write(step, replace(queues, initializing=_without(queues.initializing, partitions)))
+    states = step.group.partitions
+    _write(step, replace(states, initializing=_without(states.initializing, partitions)))
 
 
 def forget_topics(step: ShareStep, topic_ids: Collection[UUID]) -> None:
     """Topics are gone; the share coordinator sees that by itself."""
-    queues = step.group.queues
+    states = step.group.partitions
     gone = set(topic_ids)
     _write(
         step,
-        Queues(
-            {topic_id: each for topic_id, each in queues.initializing.items() if topic_id not in gone},
-            {topic_id: each for topic_id, each in queues.initialized.items() if topic_id not in gone},
-            {topic_id: name for topic_id, name in queues.deleting.items() if topic_id not in gone},
+        PartitionStates(
+            {topic_id: each for topic_id, each in states.initializing.items() if topic_id not in gone},
+            {topic_id: each for topic_id, each in states.initialized.items() if topic_id not in gone},
+            {topic_id: name for topic_id, name in states.deleting.items() if topic_id not in gone},
         ),
     )
 
@@ -124,53 +124,53 @@ def begin_deletion(step: ShareStep, names: Iterable[str]) -> Deletion:
     """Offsets of topics are being deleted."""
     group, image = step.group, step.env.image
     check_empty(group)
-    queues = group.queues
+    states = group.partitions
     partitions: dict[UUID, frozenset[int]] = {}
     unknown = []
-    deleting = dict(queues.deleting)
+    deleting = dict(states.deleting)
     for name in dict.fromkeys(names):
         topic = image.topics.get(name)
-        if topic is not None and topic.topic_id in queues.initialized:
-            partitions[topic.topic_id] = queues.initialized[topic.topic_id].partitions
+        if topic is not None and topic.topic_id in states.initialized:
+            partitions[topic.topic_id] = states.initialized[topic.topic_id].partitions
             deleting[topic.topic_id] = name
-        elif topic is not None and topic.topic_id in queues.deleting:
+        elif topic is not None and topic.topic_id in states.deleting:
             partitions[topic.topic_id] = _all(topic)
         else:
             unknown.append(name)
-    kept = {topic_id: each for topic_id, each in queues.initialized.items() if topic_id not in partitions}
-    _write(step, replace(queues, initialized=kept, deleting=deleting))
+    kept = {topic_id: each for topic_id, each in states.initialized.items() if topic_id not in partitions}
+    _write(step, replace(states, initialized=kept, deleting=deleting))
     return Deletion(partitions, tuple(unknown))
 
 
 def deleted(step: ShareStep, topic_ids: Collection[UUID]) -> None:
     """The share coordinator has forgotten these topics."""
-    queues = step.group.queues
-    kept = {topic_id: name for topic_id, name in queues.deleting.items() if topic_id not in topic_ids}
-    _write(step, replace(queues, deleting=kept))
+    states = step.group.partitions
+    kept = {topic_id: name for topic_id, name in states.deleting.items() if topic_id not in topic_ids}
+    _write(step, replace(states, deleting=kept))
 
 
 def begin_end(step: ShareStep) -> Partitions:
     """The group is being deleted: everything the share coordinator may know of it."""
     group = step.group
     check_empty(group)
-    queues = group.queues
+    states = group.partitions
     topics = step.env.image.topics_by_id
     partitions: dict[UUID, frozenset[int]] = {}
-    for topic_id in {*queues.initializing, *queues.initialized, *queues.deleting}:
+    for topic_id in {*states.initializing, *states.initialized, *states.deleting}:
         topic = topics.get(topic_id)
         if topic is not None:
-            known = _partitions(queues.initializing, topic_id) | _partitions(queues.initialized, topic_id)
-            partitions[topic_id] = _all(topic) if topic_id in queues.deleting else known
-    _write(step, Queues(deleting={topic_id: topics[topic_id].name for topic_id in partitions}))
+            known = _partitions(states.initializing, topic_id) | _partitions(states.initialized, topic_id)
+            partitions[topic_id] = _all(topic) if topic_id in states.deleting else known
+    _write(step, PartitionStates(deleting={topic_id: topics[topic_id].name for topic_id in partitions}))
     return partitions
 
 
 # Inside
 
 
-def _write(step: ShareStep, queues: Queues) -> None:
-    if queues != step.group.queues:
-        step.write(QueuesRecord(step.group.group_id, queues))
+def _write(step: ShareStep, states: PartitionStates) -> None:
+    if states != step.group.partitions:
+        step.write(PartitionStatesRecord(step.group.group_id, states))
 
 
 def _all(topic: TopicImage) -> frozenset[int]:

@@ -100,7 +100,7 @@ def heartbeat(step: ShareStep, request: ShareHeartbeat) -> HeartbeatResult:
 
 def _interval_ms(step: ShareStep) -> int:
     group, interval_ms = step.group, step.env.times.heartbeat_interval_ms
-    if group.queues.initializing or group.target_epoch.epoch < group.epoch.epoch:
+    if group.partitions.initializing or group.target_epoch.epoch < group.epoch.epoch:
         return min(interval_ms, _WAITING_INTERVAL_MS)
     return interval_ms
 

@@ -2,7 +2,7 @@
 
 A record is a key with a value, or with None where the key is gone. Kinds 10 to 15 are ours. Epochs and targets are the
 same values as those of KIP-848 groups. Not here: what records mean together (`group`), what became of the records
-of a queue (`queues.records`).
+of a share-partition (`queues.records`).
 
 Invariant: reading what was written gives the same value.
 """
@@ -41,7 +41,7 @@ class ShareKind(IntEnum):
     TARGET_EPOCH = 12
     TARGET = 13
     HELD = 14
-    QUEUES = 15
+    PARTITION_STATES = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ NO_TOPICS: Final[Topics] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
-class Queues:
+class PartitionStates:
     """Which share-partitions of a group the share coordinator knows. The maps are never changed in place."""
 
     initializing: Topics = field(default_factory=lambda: NO_TOPICS)
@@ -122,13 +122,18 @@ class ShareHeldRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class QueuesRecord:
+class PartitionStatesRecord:
     group_id: str
-    value: Queues | None
+    value: PartitionStates | None
 
 
 ShareRecord = (
-    ShareEpochRecord | ShareMemberRecord | ShareTargetEpochRecord | ShareTargetRecord | ShareHeldRecord | QueuesRecord
+    ShareEpochRecord
+    | ShareMemberRecord
+    | ShareTargetEpochRecord
+    | ShareTargetRecord
+    | ShareHeldRecord
+    | PartitionStatesRecord
 )
 
 
@@ -164,7 +169,7 @@ class _HeldValue(Data, versions="0", flexible="0+"):
     assigned_partitions: list[TopicPartitions] = array(TopicPartitions)
 
 
-class _QueuesValue(Data, versions="0", flexible="0+"):
+class _PartitionStatesValue(Data, versions="0", flexible="0+"):
     """Kind 15."""
 
     class TopicPartitionsInfo(Struct):
@@ -194,8 +199,8 @@ def share_entry(record: ShareRecord) -> tuple[bytes, bytes | None]:
             return make_entry(ShareKind.TARGET, MemberKey(group_id=group_id, member_id=member_id), target, target_value)
         case ShareHeldRecord(group_id, member_id, held):
             return make_entry(ShareKind.HELD, MemberKey(group_id=group_id, member_id=member_id), held, _held_value)
-        case QueuesRecord(group_id, queues):
-            return make_entry(ShareKind.QUEUES, GroupKey(group_id=group_id), queues, _queues_value)
+        case PartitionStatesRecord(group_id, states):
+            return make_entry(ShareKind.PARTITION_STATES, GroupKey(group_id=group_id), states, _states_value)
 
 
 def read_share_entry(kind: int, key: bytes, value: bytes | None) -> ShareRecord | None:
@@ -211,8 +216,8 @@ def read_share_entry(kind: int, key: bytes, value: bytes | None) -> ShareRecord 
             return ShareTargetRecord(*member_of(key), read_value(TargetValue, value, read_target))
         case ShareKind.HELD:
             return ShareHeldRecord(*member_of(key), read_value(_HeldValue, value, _read_held))
-        case ShareKind.QUEUES:
-            return QueuesRecord(group_of(key), read_value(_QueuesValue, value, _read_queues))
+        case ShareKind.PARTITION_STATES:
+            return PartitionStatesRecord(group_of(key), read_value(_PartitionStatesValue, value, _read_states))
     return None
 
 
@@ -260,30 +265,33 @@ def _read_held(value: _HeldValue) -> ShareHeld:
     return ShareHeld(value.member_epoch, value.previous_member_epoch, {k: v for k, v in assigned.items() if v})
 
 
-def _queues_value(queues: Queues) -> _QueuesValue:
-    return _QueuesValue(
-        initializing_topics=_topics_value(queues.initializing),
-        initialized_topics=_topics_value(queues.initialized),
+def _states_value(states: PartitionStates) -> _PartitionStatesValue:
+    return _PartitionStatesValue(
+        initializing_topics=_topics_value(states.initializing),
+        initialized_topics=_topics_value(states.initialized),
         deleting_topics=[
-            _QueuesValue.TopicInfo(topic_id=topic_id, topic_name=name) for topic_id, name in queues.deleting.items()
+            _PartitionStatesValue.TopicInfo(topic_id=topic_id, topic_name=name)
+            for topic_id, name in states.deleting.items()
         ],
     )
 
 
-def _topics_value(topics: Topics) -> list[_QueuesValue.TopicPartitionsInfo]:
+def _topics_value(topics: Topics) -> list[_PartitionStatesValue.TopicPartitionsInfo]:
     return [
-        _QueuesValue.TopicPartitionsInfo(topic_id=topic_id, topic_name=begun.name, partitions=sorted(begun.partitions))
+        _PartitionStatesValue.TopicPartitionsInfo(
+            topic_id=topic_id, topic_name=begun.name, partitions=sorted(begun.partitions)
+        )
         for topic_id, begun in topics.items()
     ]
 
 
-def _read_queues(value: _QueuesValue) -> Queues:
-    return Queues(
+def _read_states(value: _PartitionStatesValue) -> PartitionStates:
+    return PartitionStates(
         _read_topics(value.initializing_topics),
         _read_topics(value.initialized_topics),
         {each.topic_id: each.topic_name for each in value.deleting_topics},
     )
 
 
-def _read_topics(topics: Iterable[_QueuesValue.TopicPartitionsInfo]) -> Topics:
+def _read_topics(topics: Iterable[_PartitionStatesValue.TopicPartitionsInfo]) -> Topics:
     return {each.topic_id: Begun(each.topic_name, frozenset(each.partitions)) for each in topics if each.partitions}

@@ -111,7 +111,7 @@ def bump_epoch(step: ShareStep, *, has_changed: bool) -> bool:
 def lacks_readers(step: ShareStep) -> bool:
     """Whether share-partitions that may be read, and that somebody subscribes to, are in nobody's target."""
     group = step.group
-    initialized = group.queues.initialized
+    initialized = group.partitions.initialized
     if group.assigned_from is initialized or not group.members:
         return False
     covered: dict[UUID, set[int]] = {}
@@ -139,7 +139,7 @@ def update_targets(step: ShareStep) -> None:
         if target != group.target_of(member_id):
             step.write(ShareTargetRecord(group.group_id, member_id, target))
     step.write(ShareTargetEpochRecord(group.group_id, TargetEpoch(group.epoch.epoch, env.now_ms)))
-    group.assigned_from = group.queues.initialized
+    group.assigned_from = group.partitions.initialized
 
 
 def _new_targets(group: ShareGroup, image: ClusterImage) -> dict[str, Target]:
@@ -149,7 +149,7 @@ def _new_targets(group: ShareGroup, image: ClusterImage) -> dict[str, Target]:
     topics_of = {names: existing(set(names), image.topics).keys() for names in said}
     return simple(
         [Subscriber(each.member_id, topics_of[each.info.topics], group.target_of(each.member_id)) for each in members],
-        {topic_id: sorted(begun.partitions) for topic_id, begun in group.queues.initialized.items()},
+        {topic_id: sorted(begun.partitions) for topic_id, begun in group.partitions.initialized.items()},
     )
 
 

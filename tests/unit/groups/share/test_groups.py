@@ -20,7 +20,7 @@ from millrace.groups.settings import GroupSettings
 from millrace.groups.share.group import ShareGroup
 from millrace.groups.share.groups import ShareSurroundings
 from millrace.groups.share.protocol import ShareHeartbeat
-from millrace.groups.share.records import Begun, Queues
+from millrace.groups.share.records import Begun, PartitionStates
 from millrace.replication.state_topic import breathe
 from support.groups import join_request
 from support.modern_groups import add_partitions, drop_topic, image_of
@@ -71,7 +71,7 @@ class Bench:
             surroundings=Surroundings(image=lambda: self.image),
             share=ShareSurroundings(
                 image=lambda: self.image,
-                states=self.states,
+                coordinators=self.states,
                 left=lambda group_id, member_id: self.gone.append((group_id, member_id)),
             ),
         )
@@ -185,7 +185,7 @@ async def test_where_the_share_coordinator_fails_the_next_heartbeat_tries_again(
     bench.states.error = ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "nobody is there")
     joined = await bench.join()
     assert (joined.assignment, joined.interval_ms) == ((), 1_000)
-    assert bench.group.queues == Queues()
+    assert bench.group.partitions == PartitionStates()
     bench.states.error = None
     answer = await bench.beat(1)
     assert partitions(answer) == ALL
@@ -262,7 +262,9 @@ async def test_what_a_coordinator_could_not_finish_the_next_one_does(bench: Benc
     assert not bench.states.begun, "who is no coordinator any more tells nobody anything"
     following = Bench(bench.fake, bench.states)
     await following.start()
-    assert following.group.queues == Queues(initializing={following.orders: Begun("orders", frozenset(range(3)))})
+    assert following.group.partitions == PartitionStates(
+        initializing={following.orders: Begun("orders", frozenset(range(3)))}
+    )
     assert partitions(await following.beat(1)) == ALL
     await following.groups.stop()
 
@@ -307,10 +309,10 @@ async def test_another_group_is_no_share_group(bench: Bench) -> None:
                 await bench.groups.share_heartbeat(group_id, ShareHeartbeat("m", epoch, topics=("orders",)))
             assert refused.value.code is ErrorCode.GROUP_ID_NOT_FOUND
         with pytest.raises(ApiError) as refused:
-            await bench.groups.set_queue_offsets(group_id, {(bench.orders, 0): 1})
+            await bench.groups.set_share_offsets(group_id, {(bench.orders, 0): 1})
         assert refused.value.code is ErrorCode.GROUP_ID_NOT_FOUND
         with pytest.raises(ApiError) as refused:
-            await bench.groups.delete_queue_offsets(group_id, ["orders"])
+            await bench.groups.delete_share_offsets(group_id, ["orders"])
         assert refused.value.code is ErrorCode.GROUP_ID_NOT_FOUND
 
 
@@ -318,21 +320,21 @@ async def test_another_group_is_no_share_group(bench: Bench) -> None:
 
 
 async def test_offsets_are_set_and_members_begin_there(bench: Bench) -> None:
-    assert await bench.groups.set_queue_offsets("g", {(bench.orders, 1): 7}) == {}
+    assert await bench.groups.set_share_offsets("g", {(bench.orders, 1): 7}) == {}
     assert bench.states.begun == {("g", bench.orders, 1): (0, 7)}
-    assert bench.groups.queues_of("g") == {bench.orders: Begun("orders", frozenset({1}))}
+    assert bench.groups.share_partitions_of("g") == {bench.orders: Begun("orders", frozenset({1}))}
     assert partitions(await bench.join()) == ((1,),)
     await bench.advance(1)
     assert partitions(await bench.beat(1)) == ALL
     assert bench.states.begun["g", bench.orders, 1] == (0, 7), "it begins where it was set to"
     with pytest.raises(ApiError) as refused:
-        await bench.groups.set_queue_offsets("g", {(bench.orders, 1): 8})
+        await bench.groups.set_share_offsets("g", {(bench.orders, 1): 8})
     assert refused.value.code is ErrorCode.NON_EMPTY_GROUP
     await bench.beat(-1)
     bench.states.error = ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
-    assert await bench.groups.set_queue_offsets("g", {(bench.orders, 1): 8}) == {(bench.orders, 1): bench.states.error}
+    assert await bench.groups.set_share_offsets("g", {(bench.orders, 1): 8}) == {(bench.orders, 1): bench.states.error}
     bench.states.error = None
-    await bench.groups.set_queue_offsets("g", {(bench.orders, 1): 8})
+    await bench.groups.set_share_offsets("g", {(bench.orders, 1): 8})
     epoch, offset = bench.states.begun["g", bench.orders, 1]
     assert offset == 8
     assert epoch > 1, "whoever knows the queue from before is fenced"
@@ -342,16 +344,16 @@ async def test_offsets_are_deleted(bench: Bench) -> None:
     await bench.join()
     await bench.beat(-1)
     bench.states.error = ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
-    deletion, errors = await bench.groups.delete_queue_offsets("g", ["orders", "nothing"])
+    deletion, errors = await bench.groups.delete_share_offsets("g", ["orders", "nothing"])
     assert deletion.unknown == ("nothing",)
     assert errors == {bench.orders: bench.states.error}
-    assert bench.group.queues == Queues(deleting={bench.orders: "orders"})
+    assert bench.group.partitions == PartitionStates(deleting={bench.orders: "orders"})
     bench.states.error = None
-    _, errors = await bench.groups.delete_queue_offsets("g", ["orders"])
+    _, errors = await bench.groups.delete_share_offsets("g", ["orders"])
     assert not errors
     assert not bench.states.begun
-    assert bench.groups.queues_of("g") == {}
-    assert bench.groups.queues_of("nobody") == {}
+    assert bench.groups.share_partitions_of("g") == {}
+    assert bench.groups.share_partitions_of("nobody") == {}
 
 
 async def test_a_deleted_group_takes_its_queues_along(bench: Bench) -> None:
@@ -390,7 +392,7 @@ async def test_who_waits_for_another_coordinator_is_told(bench: Bench) -> None:
     await bench.join()
     await bench.beat(-1)
     bench.states.answers.clear()
-    setting = asyncio.ensure_future(bench.groups.set_queue_offsets("g", {(bench.orders, 0): 1}))
+    setting = asyncio.ensure_future(bench.groups.set_share_offsets("g", {(bench.orders, 0): 1}))
     deleting = asyncio.ensure_future(bench.groups.delete_groups(["g"]))
     await bench.advance(0)
     bench.groups.partition_lost(0)
@@ -404,12 +406,12 @@ async def test_who_waits_for_another_coordinator_is_told(bench: Bench) -> None:
 
 async def test_who_hangs_up_has_asked_all_the_same(bench: Bench) -> None:
     bench.states.answers.clear()
-    setting = asyncio.ensure_future(bench.groups.set_queue_offsets("g", {(bench.orders, 0): 1}))
+    setting = asyncio.ensure_future(bench.groups.set_share_offsets("g", {(bench.orders, 0): 1}))
     await bench.advance(0)
     setting.cancel()
     bench.states.answers.set()
     await bench.advance(0)
-    assert bench.group.queues.initialized == {bench.orders: Begun("orders", frozenset({0}))}
+    assert bench.group.partitions.initialized == {bench.orders: Begun("orders", frozenset({0}))}
 
 
 async def test_deleted_topics_are_forgotten_and_grown_ones_begun(bench: Bench) -> None:
@@ -423,7 +425,7 @@ async def test_deleted_topics_are_forgotten_and_grown_ones_begun(bench: Bench) -
     bench.image = drop_topic(bench.image, "orders")
     bench.groups.topics_deleted({"orders": gone})
     await bench.advance(1)
-    assert bench.group.queues == Queues()
+    assert bench.group.partitions == PartitionStates()
     assert partitions(await bench.beat(bench.group.members["m1"].held.epoch)) == ()
 
 
@@ -432,4 +434,4 @@ async def test_share_groups_do_not_expire(bench: Bench) -> None:
     await bench.beat(-1)
     for _ in range(10):
         await bench.advance(7 * 24 * 3600)
-    assert bench.group.queues.initialized
+    assert bench.group.partitions.initialized

@@ -11,7 +11,7 @@ from millrace.errors import ApiError, ErrorCode
 from millrace.groups.settings import GroupSettings, GroupTimes
 from millrace.groups.share import partitions as share_partitions
 from millrace.groups.share.group import ShareState
-from millrace.groups.share.records import Begun, Queues
+from millrace.groups.share.records import Begun, PartitionStates
 from support.modern_groups import Refused, add_partitions, add_topic, drop_topic, image_of
 from support.share_groups import ShareBench
 
@@ -164,7 +164,7 @@ def test_partitions_and_topics_come_and_go(bench: ShareBench) -> None:
     bench.advance(1_000)
     bench.settle("m1")
     assert list(bench.group.members["m1"].held.assigned) == [id_of(bench, "later")]
-    assert gone not in bench.group.queues.initialized
+    assert gone not in bench.group.partitions.initialized
 
 
 def test_a_topic_made_anew_is_another_one(bench: ShareBench) -> None:
@@ -253,9 +253,9 @@ def test_who_unsubscribes_stops_reading_at_once(bench: ShareBench) -> None:
 def test_offsets_are_set_for_a_group_without_members(bench: ShareBench) -> None:
     partitions = {id_of(bench): frozenset({1, 2})}
     bench.decide(lambda step: share_partitions.begin_anew(step, partitions))
-    assert bench.group.queues == Queues(initializing={id_of(bench): Begun("orders", frozenset({1, 2}))})
+    assert bench.group.partitions == PartitionStates(initializing={id_of(bench): Begun("orders", frozenset({1, 2}))})
     bench.decide(lambda step: share_partitions.initialized(step, partitions))
-    assert bench.group.queues == Queues(initialized={id_of(bench): Begun("orders", frozenset({1, 2}))})
+    assert bench.group.partitions == PartitionStates(initialized={id_of(bench): Begun("orders", frozenset({1, 2}))})
     bench.join("m1", "orders")
     assert bench.untold == [{id_of(bench): frozenset({0, 3})}]
     with pytest.raises(ApiError) as caught:
@@ -273,11 +273,11 @@ def test_offsets_are_deleted_and_what_was_interrupted_is_deleted_again(bench: Sh
     deletion = bench.decide(lambda step: share_partitions.begin_deletion(step, ["orders", "sales", "nothing"]))
     assert deletion.partitions == {id_of(bench): frozenset(range(4))}
     assert deletion.unknown == ("sales", "nothing")
-    assert bench.group.queues == Queues(deleting={id_of(bench): "orders"})
+    assert bench.group.partitions == PartitionStates(deleting={id_of(bench): "orders"})
     again = bench.decide(lambda step: share_partitions.begin_deletion(step, ["orders"]))
     assert again.partitions == deletion.partitions
     bench.decide(lambda step: share_partitions.deleted(step, again.partitions))
-    assert bench.group.queues == Queues()
+    assert bench.group.partitions == PartitionStates()
     bench.join("m1", "orders")
     assert bench.untold == [{id_of(bench): frozenset(range(4))}]
 
@@ -298,7 +298,7 @@ def test_what_was_forgotten_meanwhile_does_not_come_back(bench: ShareBench) -> N
     (late,) = bench.untold
     bench.decide(lambda step: share_partitions.forget_topics(step, late))
     bench.tell()
-    assert bench.group.queues == Queues()
+    assert bench.group.partitions == PartitionStates()
 
 
 def test_a_group_has_times_of_its_own() -> None:

@@ -13,8 +13,8 @@ from millrace.groups.epochs import GroupEpoch, TargetEpoch
 from millrace.groups.records import read_record
 from millrace.groups.share.records import (
     Begun,
-    Queues,
-    QueuesRecord,
+    PartitionStates,
+    PartitionStatesRecord,
     ShareEpochRecord,
     ShareHeld,
     ShareHeldRecord,
@@ -35,14 +35,14 @@ TARGETS = st.dictionaries(
 )
 INFOS = st.builds(ShareInfo, st.none() | NAMES, NAMES, NAMES, st.sets(NAMES).map(lambda each: tuple(sorted(each))))
 BEGUN = st.dictionaries(st.uuids(), st.builds(Begun, NAMES, st.frozensets(st.integers(0, 99), min_size=1)), max_size=3)
-QUEUES = st.builds(Queues, BEGUN, BEGUN, st.dictionaries(st.uuids(), NAMES, max_size=3))
+PARTITION_STATES = st.builds(PartitionStates, BEGUN, BEGUN, st.dictionaries(st.uuids(), NAMES, max_size=3))
 RECORDS = st.one_of(
     st.builds(ShareEpochRecord, NAMES, st.none() | st.builds(GroupEpoch, INT32, INT64)),
     st.builds(ShareMemberRecord, NAMES, NAMES, st.none() | INFOS),
     st.builds(ShareTargetEpochRecord, NAMES, st.none() | st.builds(TargetEpoch, INT32, INT64)),
     st.builds(ShareTargetRecord, NAMES, NAMES, st.none() | TARGETS),
     st.builds(ShareHeldRecord, NAMES, NAMES, st.none() | st.builds(ShareHeld, INT32, INT32, TARGETS)),
-    st.builds(QueuesRecord, NAMES, st.none() | QUEUES),
+    st.builds(PartitionStatesRecord, NAMES, st.none() | PARTITION_STATES),
 )
 
 
@@ -83,7 +83,7 @@ GROUP, MEMBER = "000167", "00016d"
             "0000" + "00000003" + "00000002" + "00" + "02" + TOPIC.hex + "02" + "00000004" + "00" + "00",
         ),
         (
-            QueuesRecord("g", Queues({TOPIC: Begun("t", frozenset({4}))}, {}, {TOPIC: "u"})),
+            PartitionStatesRecord("g", PartitionStates({TOPIC: Begun("t", frozenset({4}))}, {}, {TOPIC: "u"})),
             "000f" + GROUP,
             "0000"
             + ("02" + TOPIC.hex + "0274" + "02" + "00000004" + "00")
@@ -101,6 +101,6 @@ def test_the_bytes_are_kafkas(record: ShareRecord, key: str, value: str) -> None
 
 
 def test_a_value_without_a_version() -> None:
-    key, _ = share_entry(QueuesRecord("g", None))
+    key, _ = share_entry(PartitionStatesRecord("g", None))
     with pytest.raises(ProtocolError):
         read_record(key, b"\0", 0)

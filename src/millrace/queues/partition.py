@@ -3,7 +3,7 @@
 Everything here runs on the loop. Reading and acquiring are one synchronous step. Writes of state go one after another,
 each with everything that came up while the one before was under way; an acknowledgement is answered when its write is.
 Dead letters go one after another, too, and a record is archived when its letter is committed.
-Not here: decisions (`acquisition`), which share-partitions there are (`share_partitions`), sessions (`sessions`),
+Not here: decisions (`acquisition`), which share-partitions there are (`partitions`), sessions (`sessions`),
 writing dead letters (`dead_letter_office`).
 
 Invariants

@@ -1,6 +1,6 @@
 """Every share-partition of a broker: made and loaded when a member first asks, closed when the leadership is over.
 
-Owner of the share-partitions. Handlers call it. Not here: what happens inside one (`share_partition`).
+Owner of the share-partitions. Handlers call it. Not here: what happens inside one (`partition`).
 
 Invariants: when the last session of a group ends here its share-partitions are let go, once what its members held is
 released: without members a group may be reset or deleted, and whoever comes next must read the state anew. Until what
@@ -20,10 +20,10 @@ from millrace.clock import Clock
 from millrace.cluster.channel import within
 from millrace.errors import ApiError, ErrorCode, MillraceError
 from millrace.queues.dead_letter_office import Office
+from millrace.queues.partition import Persister, SharePartition
 from millrace.queues.records import ShareKey
 from millrace.queues.sessions import ShareSessions
 from millrace.queues.settings import QueueSettings
-from millrace.queues.share_partition import Persister, SharePartition
 from millrace.replication.partition import Partition
 from millrace.tasks import Tasks, awaited
 

@@ -20,10 +20,10 @@ from millrace.queues.acquisition import (
     Limits,
 )
 from millrace.queues.batches import RecordState, StateBatch, combine
+from millrace.queues.partition import Fetched, FetchTerms, SharePartition
+from millrace.queues.partitions import SharePartitions
 from millrace.queues.records import ShareKey, Snapshot
 from millrace.queues.settings import QueueSettings
-from millrace.queues.share_partition import Fetched, FetchTerms, SharePartition
-from millrace.queues.share_partitions import SharePartitions
 from millrace.queues.state import Write
 from millrace.records.batch import split
 from millrace.records.control import EndMarker, MarkerType, encode_end_marker
