@@ -249,9 +249,7 @@ class GroupCoordinator(ShardedCoordinator[GroupShard]):
     ) -> dict[tuple[str, int], ErrorCode]:
         """Delete committed offsets of topics that no member subscribes to; one error per partition."""
         shard = self._shard(group_id, needs_name=True)
-        group: ClassicGroup | ModernGroup | None = shard.modern.groups.get(group_id) or shard.classic.groups.get(
-            group_id
-        )
+        group = shard.committer(group_id)
         if group is None or group.state is GroupState.DEAD:
             raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND, f"group {group_id} not found")
         if isinstance(group, ClassicGroup) and group.state is not GroupState.EMPTY and not group.uses_consumer_protocol:

@@ -26,8 +26,10 @@ from millrace.groups.classic.effects import (
     SyncRequest,
     SyncResult,
 )
+from millrace.groups.classic.group import ClassicGroup
 from millrace.groups.classic.groups import ClassicGroups
 from millrace.groups.classic.records import GroupRecord
+from millrace.groups.modern.group import ModernGroup
 from millrace.groups.modern.groups import ModernGroups, Surroundings
 from millrace.groups.offsets.committed import PartitionCheck
 from millrace.groups.offsets.group_offsets import GroupOffsets
@@ -137,6 +139,10 @@ class GroupShard(StateShard):
         return self.classic.leave(group_id, requests)
 
     # Groups and offsets
+
+    def committer(self, group_id: str) -> ClassicGroup | ModernGroup | None:
+        """The group of either kind that commits offsets, to be read and not kept."""
+        return self.modern.groups.get(group_id) or self.classic.groups.get(group_id)
 
     def check_commit(
         self, group_id: str, member_id: str, instance_id: str | None, generation: int, *, has_member_epochs: bool
