@@ -14,7 +14,7 @@ from millrace.wire.codec import decode
 from millrace.wire.schema import Data, Struct, array, int8, int16, int32, int64, string
 
 _PREFIX: Final = struct.Struct(">h")
-_STATES: Final = (
+STATES: Final = (
     "Empty",
     "Ongoing",
     "PrepareCommit",
@@ -24,6 +24,7 @@ _STATES: Final = (
     "Dead",
     "PrepareEpochFence",
 )
+"""What a transaction can be in, by its number in a record."""
 
 
 class TransactionLogKey(Data, versions="0"):
@@ -77,7 +78,7 @@ def describe_transaction_state(key: bytes | None, value: bytes | None) -> dict[s
 def _fields(value: TransactionLogValue) -> dict[str, Any]:
     status = value.transaction_status
     return {
-        "state": _STATES[status] if 0 <= status < len(_STATES) else status,
+        "state": STATES[status] if 0 <= status < len(STATES) else status,
         "producer_id": value.producer_id,
         "producer_epoch": value.producer_epoch,
         "previous_producer_id": value.previous_producer_id,

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from millrace.cli import transaction_log
 from millrace.cli.group_views import word
 from millrace.client.cluster import ClusterClient, CoordinatorKind, raise_for
 from millrace.client.requests import Outcome, by_topic
@@ -32,19 +33,7 @@ from millrace.wire.messages.transactions import (
     WriteTxnMarkersResponse,
 )
 
-STATES: Final = {
-    word(name): name
-    for name in (
-        "Empty",
-        "Ongoing",
-        "PrepareCommit",
-        "PrepareAbort",
-        "CompleteCommit",
-        "CompleteAbort",
-        "PrepareEpochFence",
-        "Dead",
-    )
-}
+STATES: Final = {word(name): name for name in transaction_log.STATES}
 """What a transaction can be in, as it is typed, and as the protocol has it."""
 
 _PARTITIONS_AT_ONCE: Final = 500
