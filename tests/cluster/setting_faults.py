@@ -17,7 +17,7 @@ from cluster.faults import Row
 from cluster.rounds import Fault, Stage, Traffic, run_round
 from cluster.workload import CLIENT
 from millrace.config.setting import ConfigSource, Scope, Setting, Update
-from millrace.config.table import SETTINGS
+from millrace.config.table import SETTINGS, is_foreign
 from millrace.wire.messages.configs import IncrementalAlterConfigsRequest, IncrementalAlterConfigsResponse
 from support.cluster_processes import ask, wait_for
 from support.servers import ServerFailed
@@ -97,10 +97,12 @@ BROKER_VALUES: Final[Mapping[str, tuple[str, ...]]] = {
 
 LEFT_OUT: Final[Mapping[str, str]] = {
     "remote.storage.enable": "only false is possible",
+    "log.cleaner.io.buffer.load.factor": "has no effect",
+    "share.coordinator.cached.buffer.max.bytes": "has no effect",
     **{
-        name: "reserved: security settings have no effect yet"
+        name: "has no effect"
         for name, setting in SETTINGS[Scope.BROKER].items()
-        if name.startswith(("sasl.", "ssl.")) and setting.update is not Update.READ_ONLY
+        if setting.update is not Update.READ_ONLY and (name.startswith(("sasl.", "ssl.")) or is_foreign(name))
     },
 }
 
