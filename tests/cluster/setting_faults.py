@@ -71,7 +71,7 @@ BROKER_VALUES: Final[Mapping[str, tuple[str, ...]]] = {
     "group.share.assignment.interval.ms": ("0",),
     "leader.replication.throttled.rate": ("1000000",),
     "log.cleaner.backoff.ms": ("100", "1000"),
-    "log.cleaner.dedupe.buffer.load.factor": ("0.5",),
+    "log.cleaner.io.buffer.load.factor": ("0.5",),
     "log.cleaner.dedupe.buffer.size": ("1000000",),
     "log.cleaner.io.buffer.size": ("65536",),
     "log.cleaner.io.max.bytes.per.second": ("100000.0",),
@@ -97,7 +97,6 @@ BROKER_VALUES: Final[Mapping[str, tuple[str, ...]]] = {
 
 LEFT_OUT: Final[Mapping[str, str]] = {
     "remote.storage.enable": "only false is possible",
-    "log.cleaner.io.buffer.load.factor": "has no effect",
     "share.coordinator.cached.buffer.max.bytes": "has no effect",
     **{
         name: "has no effect"

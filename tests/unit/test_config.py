@@ -72,7 +72,7 @@ def test_kafkas_defaults() -> None:
     assert topic.flush_mode == "group"
     assert broker["num.partitions"] == 1
     assert broker.get_bool("auto.create.topics.enable")
-    assert broker.get_float("log.cleaner.dedupe.buffer.load.factor") == 0.9
+    assert broker.get_float("log.cleaner.io.buffer.load.factor") == 0.9
     assert broker.get_int("offsets.topic.num.partitions") == 50
     assert broker.get_list("group.consumer.assignors") == ("uniform", "range")
 
