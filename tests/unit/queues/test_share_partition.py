@@ -31,6 +31,7 @@ from millrace.replication.partition import Partition
 from millrace.replication.state_topic import breathe
 from millrace.storage.files import Files
 from millrace.storage.log import Log
+from millrace.storage.producers import UNVERIFIED
 from millrace.storage.recovery import LogState
 from millrace.storage.settings import FlushMode, LogConfig
 from support.batches import NOW_MS, batch
@@ -573,7 +574,7 @@ async def test_another_leader_writes_the_letters_that_were_left(home: Path) -> N
 
 def transact(bench: Bench, producer_id: int, count: int, sequence: int) -> None:
     data = batch(count, producer_id=producer_id, producer_epoch=0, sequence=sequence, transactional=True)
-    bench.partition.append(data)
+    bench.partition.append(data, verification=UNVERIFIED)
 
 
 def finish(bench: Bench, producer_id: int, kind: MarkerType) -> None:
