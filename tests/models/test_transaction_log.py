@@ -20,7 +20,14 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from millrace.clock import ManualClock
 from millrace.errors import ApiError, ErrorCode
@@ -81,6 +88,8 @@ class TransactionMachine(RuleBasedStateMachine):
         self.values = 0
         self.recovery_points = [0]
         self.is_compacted = False
+        self.lacks_snapshots = False
+        """Then a transaction of which every record was deleted need not be known any more: it hides nothing."""
 
     @initialize(segment_bytes=st.sampled_from([300, 900, 100_000]))
     def begin(self, segment_bytes: int) -> None:
@@ -227,6 +236,7 @@ class TransactionMachine(RuleBasedStateMachine):
         assert self.log.end_offset == max(self.end, self.start)
         self._lead()
 
+    @precondition(lambda self: not self.lacks_snapshots)
     @rule(share=st.floats(0, 1))
     def delete(self, share: float) -> None:
         self.start += round(share * (self.mark - self.start))
@@ -260,6 +270,7 @@ class TransactionMachine(RuleBasedStateMachine):
             for path in self.directory.iterdir():
                 if path.suffix in loses:
                     path.unlink()
+                    self.lacks_snapshots |= path.suffix == ".snapshot"
         self._open(LogState(self.start, point))
         if not self.is_compacted:
             assert self._index() == before

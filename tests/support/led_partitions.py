@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -47,14 +48,7 @@ class LedPartitions:
             directory = home / f"{topic}-0"
             directory.mkdir()
             log = Log.open(directory, config, clock=self.clock, files=self.files)
-            partition = Partition(
-                topic,
-                0,
-                uuid.uuid4(),
-                open_log=lambda log=log: log,
-                clock=self.clock,
-                broker_id=1,  # type: ignore[misc]
-            )
+            partition = Partition(topic, 0, uuid.uuid4(), open_log=partial(_same, log), clock=self.clock, broker_id=1)
             partition.lead(PartitionState((1,), (1,), 1, leader_epoch=0))
             self.partitions[topic] = partition
         self.replicas = SimpleNamespace(
@@ -95,3 +89,7 @@ class LedPartitions:
 
     def close(self) -> None:
         self.files.close_all()
+
+
+def _same(log: Log) -> Log:
+    return log

@@ -220,11 +220,11 @@ class Producers:
             return None
         epoch, sequence = header.producer_epoch, header.base_sequence
         if epoch == entry.epoch:
-            original = _duplicate(entry, header)
-            if original is not None:
-                return original
             known = entry.last_sequence
             if sequence != known + 1 and not (sequence == 0 and known == MAX_SEQUENCE):
+                original = _duplicate(entry, header)
+                if original is not None:
+                    return original
                 raise ApiError(
                     ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
                     f"producer {header.producer_id} sent sequence {sequence} after {known}",
