@@ -606,6 +606,19 @@ async def test_members_get_neither_open_nor_aborted_transactions_if_they_want_no
     assert bench.coordinator.writes[-1].start_offset <= 11
 
 
+async def test_a_transaction_has_ended_when_its_marker_is_committed(home: Path) -> None:
+    bench = await loaded(home)
+    bench.settings = QueueSettings(reads_committed=True)
+    bench.partition.apply_config(LogConfig(flush_mode=FlushMode.GROUP))
+    transact(bench, 7, 3, 0)
+    bench.partition.log.flush()
+    finish(bench, 7, MarkerType.COMMIT)
+    assert bench.partition.high_watermark.offset == 3, "the marker is in the log, and not committed"
+    assert bench.fetch().count == 0
+    bench.partition.log.flush()
+    assert bench.fetch().acquired == [Acquired(0, 2, 1)]
+
+
 async def test_members_get_everything_if_they_do_not_care(home: Path) -> None:
     bench = await loaded(home)
     bench.produce(1)
