@@ -7,6 +7,7 @@ means the bytes cannot be trusted any more, so the connection is closed. A `Stor
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Final
 
@@ -169,6 +170,15 @@ class ApiError(MillraceError):
         super().__init__(f"{code.name}: {message}" if message else code.name)
         self.code = code
         self.message = message
+
+
+class InvalidRecordsError(ApiError):
+    """A batch was refused for some of its records, and they can be named (KIP-467)."""
+
+    def __init__(self, message: str, records: Sequence[tuple[int, str | None]]) -> None:
+        super().__init__(ErrorCode.INVALID_RECORD, message)
+        self.records = records
+        """The place of each in its batch, and what is wrong with it where that is not what `message` says."""
 
 
 class ProtocolError(MillraceError):

@@ -341,7 +341,7 @@ def no_deduplication() -> None:
     """Sequence numbers are not looked at: a retry is appended again."""
     from millrace.storage.producers import Producers
 
-    Producers.check = lambda self, header: None  # type: ignore[method-assign]
+    Producers.check = lambda self, header, verification=None: None  # type: ignore[method-assign]
 
 
 # --- groups -----------------------------------------------------------------------------------------------------------

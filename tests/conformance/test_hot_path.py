@@ -157,7 +157,15 @@ hints = st.none() | st.builds(
     hot.LeaderHint, numbers, numbers, st.text(max_size=20), numbers, st.none() | st.text(max_size=5)
 )
 produce_results = st.builds(
-    hot.ProduceResult, int32s, int16s, int64s, int64s, int64s, st.none() | st.text(max_size=20), hints
+    hot.ProduceResult,
+    int32s,
+    int16s,
+    int64s,
+    int64s,
+    int64s,
+    st.none() | st.text(max_size=20),
+    hints,
+    st.lists(st.tuples(int32s, st.none() | st.text(max_size=20)), max_size=3),
 )
 
 
@@ -197,6 +205,12 @@ def test_a_produce_response_writes_as_declared(
                         log_append_time_ms=result.log_append_time_ms,
                         log_start_offset=result.log_start_offset,
                         error_message=result.error_message,
+                        record_errors=[
+                            ProduceResponse.BatchIndexAndErrorMessage(batch_index=place, batch_index_error_message=text)
+                            for place, text in result.record_errors
+                        ]
+                        if version >= 8
+                        else [],
                         **({"current_leader": current_leader(ProduceResponse, result.leader)} if version >= 10 else {}),
                     )
                     for result in results
@@ -221,6 +235,7 @@ fetch_results = st.builds(
     st.integers(-1, 2**31 - 1),
     st.none() | st.tuples(numbers, st.integers(0, 2**63 - 1)),
     hints,
+    st.none() | st.lists(st.tuples(int64s, int64s), max_size=3),
 )
 
 
@@ -257,7 +272,12 @@ def test_a_fetch_response_writes_as_declared(
                         high_watermark=result.high_watermark,
                         last_stable_offset=result.last_stable_offset,
                         log_start_offset=result.log_start_offset,
-                        aborted_transactions=None,
+                        aborted_transactions=None
+                        if result.aborted is None
+                        else [
+                            FetchResponse.AbortedTransaction(producer_id=producer_id, first_offset=first_offset)
+                            for producer_id, first_offset in result.aborted
+                        ],
                         records=bytes(result.records),
                         **(fetch_hints(result) if version >= 12 else {}),
                         **({"preferred_read_replica": result.preferred_read_replica} if version >= 11 else {}),

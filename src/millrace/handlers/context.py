@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable
 
     from millrace.clock import Clock
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from millrace.cluster.peers import Peers
     from millrace.cluster.presence import Presence
     from millrace.config import BrokerConfig
+    from millrace.errors import ErrorCode
     from millrace.groups.coordinator import GroupCoordinator
     from millrace.handlers.fetch_sessions import FetchSessions
     from millrace.queues.coordinator import ShareCoordinator
@@ -48,6 +50,10 @@ class Services:
     presence: Presence
     advertised: Callable[[str], tuple[str, int]]
     """The host and port that a client of the named listener is told to use."""
+    transaction_gate: TransactionGate | None = None
+    """Who knows which transactions are under way; without one no transaction can be written to."""
+    produce_lines: dict[Peer | None, asyncio.Future[None]] = field(default_factory=dict)
+    """Of each connection whose Produce waits for the gate, what is done when the last of them is (`produce`)."""
 
     @property
     def image(self) -> ClusterImage:
@@ -65,6 +71,24 @@ class Services:
     @property
     def cluster_id(self) -> str:
         return self.controller.image.cluster_id
+
+
+class TransactionGate(Protocol):
+    """The transaction coordinators, on this broker or another, as the leader of a partition asks them (KIP-890)."""
+
+    async def admit(
+        self,
+        transactional_id: str,
+        producer_id: int,
+        producer_epoch: int,
+        partitions: list[tuple[str, int]],
+        *,
+        add: bool,
+    ) -> dict[tuple[str, int], ErrorCode]:
+        """Whether the producer's transaction has these partitions, or with `add` have it get them.
+
+        An error per partition (one that is not named has none), or `ApiError` for all of them.
+        """
 
 
 class Peer(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 from millrace.errors import ApiError, ErrorCode, MillraceError, code_of
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 FOLLOWERS_SERVE_FROM: Final = 11
 """Older consumers do not know that a follower may answer them, and take its high watermark for the leader's."""
 
+READ_COMMITTED: Final = 1
+
 _Outcome = list[tuple["Wanted", FetchResult]]
 
 
@@ -51,10 +54,14 @@ def fetch(context: RequestContext, call: FetchCall) -> FetchReply | Promise[Fetc
     which does not lead any more is told who does (KIP-951). A follower that is behind gets nothing of a throttled
     partition while the quota is used up (KIP-73).
 
+    A consumer with isolation level 1 (read_committed) gets what is below the last stable offset, and which transactions
+    among it were aborted, in the order of their first offsets: it leaves their records out by itself. Everybody is told
+    the last stable offset.
+
     Versions: v12 adds leader-epoch checks; v13 names topics by id; v15 moves the replica id into a tagged field; v16
     tells where leaders are.
 
-    Not done: aborted transactions, fetches of followers before v15 (no broker of this cluster sends them).
+    Not done: fetches of followers before v15 (no broker of this cluster sends them).
     """
     try:
         reader = _reader(context, call)
@@ -103,6 +110,7 @@ class _ConsumerReader:
         self._replicas = context.broker.replicas
         self._find = self._replicas.find_readable if context.version >= FOLLOWERS_SERVE_FROM else self._replicas.find
         self._rack = call.rack_id if call.rack_id and context.broker.is_rack_aware else ""
+        self._reads_committed = call.isolation_level == READ_COMMITTED
 
     def holds_back(self, wanted: list[Wanted]) -> bool:  # noqa: ARG002 - as the other reader has it
         """A consumer gets at once what there is."""
@@ -114,29 +122,38 @@ class _ConsumerReader:
         size_bytes = 0
         settled = False
         asked_bytes = room = max_bytes
-        find, rack = self._find, self._rack
+        find, rack, reads_committed = self._find, self._rack, self._reads_committed
         for item in wanted:
             try:
                 partition = find(item.key, item.index)
                 partition.check_leader_epoch(item.current_leader_epoch)
-                committed = partition.high_watermark.offset if partition.is_open else partition.committed.offset
+                stable = partition.last_stable_offset
+                committed = partition.high_watermark.offset
                 if rack and (nearer := self._nearer(partition, item.fetch_offset)) is not None:
-                    result = FetchResult(item.index, 0, committed, committed, partition.log.start_offset, b"", nearer)
+                    result = FetchResult(item.index, 0, committed, stable, partition.log.start_offset, b"", nearer)
                     outcome.append((item, result))
                     settled = True
                     continue
                 records: bytes | memoryview = b""
-                if item.fetch_offset != committed and size_bytes < max_bytes:
+                aborted: list[tuple[int, int]] | None = [] if reads_committed else None
+                if item.fetch_offset != (stable if reads_committed else committed) and size_bytes < max_bytes:
                     if not size_bytes and self._peer is not None:
                         room = self._peer.answer_room(self._context)
                         max_bytes = min(asked_bytes, room)
                     if room:
                         read = partition.read(
-                            item.fetch_offset, min(item.max_bytes, max_bytes - size_bytes), at_least_one=size_bytes == 0
+                            item.fetch_offset,
+                            min(item.max_bytes, max_bytes - size_bytes),
+                            at_least_one=size_bytes == 0,
+                            limit=partition.stable if reads_committed else None,
                         )
                         records = read.data
                         size_bytes += len(records)
-                result = FetchResult(item.index, 0, committed, committed, partition.log.start_offset, records)
+                        if reads_committed and records:
+                            aborted = _aborted(partition, item.fetch_offset, read.next_offset)
+                result = FetchResult(
+                    item.index, 0, committed, stable, partition.log.start_offset, records, aborted=aborted
+                )
             except MillraceError as error:
                 result = _failed(self._context, item, error)
                 settled = True
@@ -187,6 +204,12 @@ class _ConsumerReader:
                 mark.unwatch(wake)
 
         return unwatch
+
+
+def _aborted(partition: Partition, first_offset: int, end_offset: int) -> list[tuple[int, int]]:
+    """Who aborted a transaction that has records from `first_offset` up to `end_offset`, and where it began."""
+    found = partition.log.aborted_transactions(first_offset, end_offset)
+    return sorted(((each.producer_id, each.first_offset) for each in found), key=itemgetter(1)) if found else []
 
 
 def _failed(context: RequestContext, item: Wanted, error: MillraceError) -> FetchResult:

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from millrace.errors import ApiError, ErrorCode, MillraceError, code_of
 from millrace.handlers.context import RequestContext
+from millrace.handlers.fetch import READ_COMMITTED
 from millrace.handlers.registry import api
 from millrace.handlers.settling import Ends, settle, unsettled
 from millrace.model import NO_EPOCH, NO_TIMESTAMP
@@ -43,12 +44,13 @@ def list_offsets(
     """The offset of a timestamp, or of a named place: latest, earliest, the record with the highest timestamp.
 
     A timestamp finds the first record at or after it; past the last one the answer is offset -1. Latest is the high
-    watermark, which is the last stable offset too while there are no transactions; a new leader that does not know it
-    yet answers OFFSET_NOT_AVAILABLE, which clients ask again for (KIP-207). What acks=1 has acknowledged to the only
-    replica is waited for until it is on disk (`settling`).
+    watermark, or for isolation level 1 (read_committed) the last stable offset, and no record at or beyond it is found;
+    a new leader that does not know it yet answers OFFSET_NOT_AVAILABLE, which clients ask again for (KIP-207). What
+    acks=1 has acknowledged to the only replica is waited for until it is on disk (`settling`).
 
-    Versions: v4 returns leader epochs; v7 max timestamp (KIP-734); v8 earliest local; v9 latest tiered; v11 earliest
-    pending upload. Without tiered storage the earliest local offset is the earliest, and nothing is tiered.
+    Versions: v2 has the isolation level; v4 returns leader epochs; v7 max timestamp (KIP-734); v8 earliest local; v9
+    latest tiered; v11 earliest pending upload. Without tiered storage the earliest local offset is the earliest, and
+    nothing is tiered.
     """
     ends = unsettled(
         context.broker.replicas.led(topic.name, item.partition_index)
@@ -76,7 +78,11 @@ def _list(context: RequestContext, request: ListOffsetsRequest, ends: Ends) -> L
                 partition = context.broker.replicas.find(topic.name, item.partition_index)
                 partition.check_leader_epoch(item.current_leader_epoch)
                 offset, timestamp_ms, epoch = _locate(
-                    partition, item.timestamp, context.version, ends.get(partition, 0)
+                    partition,
+                    item.timestamp,
+                    context.version,
+                    ends.get(partition, 0),
+                    reads_committed=request.isolation_level == READ_COMMITTED,
                 )
             except MillraceError as error:
                 answers.append(
@@ -94,17 +100,17 @@ def _list(context: RequestContext, request: ListOffsetsRequest, ends: Ends) -> L
     return ListOffsetsResponse(topics=topics)
 
 
-def _locate(partition: Partition, timestamp_ms: int, version: int, end: int) -> _Found:
+def _locate(partition: Partition, timestamp_ms: int, version: int, end: int, *, reads_committed: bool) -> _Found:
     """What a timestamp stands for, once everything below `end` is committed."""
     try:
-        return _find(partition, timestamp_ms, version, end)
+        return _find(partition, timestamp_ms, version, end, reads_committed=reads_committed)
     except ApiError as error:
         if error.code is ErrorCode.OFFSET_NOT_AVAILABLE and version < OFFSET_NOT_AVAILABLE_FROM:
             raise ApiError(ErrorCode.LEADER_NOT_AVAILABLE, error.message) from None
         raise
 
 
-def _find(partition: Partition, timestamp_ms: int, version: int, end: int) -> _Found:
+def _find(partition: Partition, timestamp_ms: int, version: int, end: int, *, reads_committed: bool) -> _Found:
     if version < _FIRST_VERSION.get(timestamp_ms, 0) or timestamp_ms < EARLIEST_PENDING_UPLOAD:
         raise ApiError(ErrorCode.UNSUPPORTED_VERSION, f"timestamp {timestamp_ms} has no meaning in v{version}")
     log = partition.log
@@ -115,11 +121,12 @@ def _find(partition: Partition, timestamp_ms: int, version: int, end: int) -> _F
     if partition.high_watermark.offset < end:
         raise ApiError(ErrorCode.OFFSET_NOT_AVAILABLE, f"what was written up to offset {end} is not on disk yet")
     if timestamp_ms == LATEST:
-        return partition.latest_offset(), NO_TIMESTAMP, partition.leader_epoch
-    if timestamp_ms == MAX_TIMESTAMP:
-        found = log.max_timestamp(partition.committed)
-    else:
-        found = log.offset_for_time(timestamp_ms, partition.committed)
+        latest = partition.latest_offset()
+        if reads_committed:
+            latest = partition.last_stable_offset
+        return latest, NO_TIMESTAMP, partition.leader_epoch
+    limit = partition.stable if reads_committed else partition.committed
+    found = log.max_timestamp(limit) if timestamp_ms == MAX_TIMESTAMP else log.offset_for_time(timestamp_ms, limit)
     return found or (UNKNOWN_OFFSET, NO_TIMESTAMP, NO_EPOCH)
 
 

@@ -1,18 +1,21 @@
 """Produce: record batches into partitions.
 
-The ordered part (check, append) runs at once, without a task; only the wait for the commit is a promise.
+The ordered part (check, append) runs at once, without a task; only the wait for the commit is a promise. A request with
+a transactional id takes the same way (`transactional`), unless it is the first of its transaction for some partition.
 """
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from millrace.errors import ApiError, ErrorCode, MillraceError, ProtocolError, code_of, text_of
+from millrace.errors import ApiError, ErrorCode, InvalidRecordsError, MillraceError, ProtocolError, code_of, text_of
 from millrace.handlers.context import RequestContext
 from millrace.handlers.leaders import leader_hint
 from millrace.handlers.promise import Promise
 from millrace.handlers.registry import api
+from millrace.handlers.transactional import Admitted, ask, in_line, is_first_in_line
 from millrace.model import INTERNAL_TOPICS
 from millrace.records.batch import CODEC_MASK, TRANSACTIONAL_BIT, attributes_of
 from millrace.records.compression import Codec
@@ -32,6 +35,8 @@ ACKS_NONE: Final = 0
 ZSTD_FROM: Final = 7
 
 ProduceAnswer = list[tuple[TopicKey, list[ProduceResult]]]
+_Produced = ProduceAnswer | None
+"""None where nobody waits for an answer (acks=0)."""
 _Place = tuple[TopicKey, list[ProduceResult], int]
 
 
@@ -44,21 +49,43 @@ _Place = tuple[TopicKey, list[ProduceResult], int]
     decoder=read_produce,
     encoder=write_produce,
 )
-def produce(context: RequestContext, call: ProduceCall) -> ProduceAnswer | Promise[ProduceAnswer] | None:
+def produce(
+    context: RequestContext, call: ProduceCall
+) -> _Produced | Promise[_Produced] | Coroutine[Any, Any, _Produced]:
     """Append each partition's batch and answer according to acks.
 
     acks=all answers once the batch is committed (on every in-sync replica; on their disks in `flush.mode=group`), and
     is refused with NOT_ENOUGH_REPLICAS below min.insync.replicas; acks=1 answers once it is written, acks=0 never. A
     batch that an idempotent producer sends again is answered with its old offset. Each partition succeeds or fails by
-    itself; one that is led elsewhere is answered with where (KIP-951).
+    itself; one that is led elsewhere is answered with where (KIP-951). Records of a compacted topic without a key are
+    named one by one (KIP-467).
 
-    Versions: below v3 are advertised because old librdkafka wants to see them (KAFKA-18659) but not decoded; v13 names
-    topics by id.
+    Before the first batch of a transaction is appended to a partition its coordinator is asked (KIP-890): up to v11
+    whether the partition was added to the transaction, unless `transaction.partition.verification.enable` is off; from
+    v12 on to add it. Meanwhile what the same connection produces in transactions waits, so that the order is kept. A
+    transactional batch without a transactional id is refused with TRANSACTIONAL_ID_AUTHORIZATION_FAILED, several
+    producers in one request with INVALID_PRODUCER_ID_MAPPING.
 
-    Not done: transactions (a transactional id is refused).
+    Versions: below v3 are advertised because old librdkafka wants to see them (KAFKA-18659) but not decoded; v8 names
+    bad records; v11 knows TRANSACTION_ABORTABLE, before it is INVALID_TXN_STATE; v12 adds partitions to transactions;
+    v13 names topics by id.
     """
+    if call.transactional_id is None:
+        return _append_all(context, call, None)
+    if is_first_in_line(context):
+        question = ask(context, call)
+        if not question.guards:
+            return _append_all(context, call, question.admitted)
+    return in_line(context, call, lambda admitted: _append_all(context, call, admitted))
+
+
+def _append_all(
+    context: RequestContext, call: ProduceCall, admitted: Admitted | None
+) -> _Produced | Promise[_Produced]:
     acks = call.acks
-    refusal = _refusal(call)
+    refusal: ApiError | None = None
+    if acks not in (ACKS_ALL, ACKS_LEADER, ACKS_NONE):
+        refusal = ApiError(ErrorCode.INVALID_REQUIRED_ACKS, f"acks is {acks}; it must be -1, 0 or 1")
     replicas = context.broker.replicas
     answer: ProduceAnswer = []
     commit: _Commit | None = None
@@ -69,10 +96,9 @@ def produce(context: RequestContext, call: ProduceCall) -> ProduceAnswer | Promi
             try:
                 if refusal is not None:
                     raise refusal
-                partition, appended = _append(replicas, key, item, acks, context.version)
+                partition, appended = _append(replicas, key, item, acks, context.version, admitted)
             except MillraceError as error:
-                hint = leader_hint(context, key, item.partition, code_of(error))
-                results.append(ProduceResult(item.partition, code_of(error), error_message=text_of(error), leader=hint))
+                results.append(_refused(context, key, item.partition, error))
                 continue
             if acks == ACKS_ALL and partition.high_watermark.offset <= appended.last_offset:
                 commit = commit or _Commit(context, answer)
@@ -93,7 +119,7 @@ def produce(context: RequestContext, call: ProduceCall) -> ProduceAnswer | Promi
     return answer
 
 
-class _Commit(Promise[ProduceAnswer]):
+class _Commit(Promise[_Produced]):
     """The wait of one request for all its batches. Callbacks instead of a task: this is made for every request."""
 
     __slots__ = ("_answer", "_context", "_timeout_ms", "_timer", "waiting")
@@ -146,22 +172,22 @@ class _Commit(Promise[ProduceAnswer]):
 def _put_error(context: RequestContext, place: _Place, error: Exception) -> None:
     key, results, index = place
     told = error if isinstance(error, MillraceError) else ApiError(ErrorCode.UNKNOWN_SERVER_ERROR)
-    partition, code = results[index].partition, code_of(told)
-    hint = leader_hint(context, key, partition, code)
-    results[index] = ProduceResult(partition, code, error_message=text_of(told), leader=hint)
+    results[index] = _refused(context, key, results[index].partition, told)
 
 
-def _refusal(call: ProduceCall) -> ApiError | None:
-    """What is wrong with the request as a whole."""
-    if call.acks not in (ACKS_ALL, ACKS_LEADER, ACKS_NONE):
-        return ApiError(ErrorCode.INVALID_REQUIRED_ACKS, f"acks is {call.acks}; it must be -1, 0 or 1")
-    if call.transactional_id is not None:
-        return ApiError(ErrorCode.INVALID_TXN_STATE, "transactions are not served yet")
-    return None
+def _refused(context: RequestContext, key: TopicKey, partition: int, error: MillraceError) -> ProduceResult:
+    code = code_of(error)
+    return ProduceResult(
+        partition,
+        code,
+        error_message=text_of(error),
+        leader=leader_hint(context, key, partition, code),
+        record_errors=error.records if isinstance(error, InvalidRecordsError) else (),
+    )
 
 
 def _append(
-    replicas: Replicas, key: TopicKey, item: ProducePartition, acks: int, version: int
+    replicas: Replicas, key: TopicKey, item: ProducePartition, acks: int, version: int, admitted: Admitted | None
 ) -> tuple[Partition, Appended]:
     partition = replicas.find(key, item.partition)
     leadership = partition.leadership
@@ -171,14 +197,19 @@ def _append(
         raise ApiError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{partition.topic} is written by the broker alone")
     if item.records is None:
         raise ApiError(ErrorCode.INVALID_RECORD, "the record set is null")
-    _check_attributes(item.records, version)
-    return partition, partition.append(item.records)
+    attributes = attributes_of(item.records)
+    if attributes & (TRANSACTIONAL_BIT | CODEC_MASK):
+        _check_attributes(attributes, version, admitted)
+    if admitted is None:
+        return partition, partition.append(item.records)
+    return partition, partition.append(item.records, verification=admitted.verification(key, item.partition))
 
 
-def _check_attributes(records: memoryview, version: int) -> None:
+def _check_attributes(attributes: int, version: int, admitted: Admitted | None) -> None:
     """What a batch says of itself that this request may not say; a batch too short to say anything is refused later."""
-    attributes = attributes_of(records)
-    if attributes & TRANSACTIONAL_BIT:
-        raise ApiError(ErrorCode.INVALID_TXN_STATE, "transactions are not served yet")
+    if attributes & TRANSACTIONAL_BIT and admitted is None:
+        raise ApiError(
+            ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "a transactional batch needs a transactional id"
+        )
     if attributes & CODEC_MASK == Codec.ZSTD and version < ZSTD_FROM:
         raise ApiError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"zstd needs Produce v{ZSTD_FROM}")

@@ -26,7 +26,7 @@ Encoder = Callable[[int, int, Any], Buffers]
 
 MODULES: Final = (
     "api_versions", "brokers", "cluster", "configs", "consumer_groups", "fetch", "group_offsets", "groups", "log_dirs",
-    "offsets", "partitions", "produce", "producers", "quorum", "records", "share_fetch", "share_groups",
+    "markers", "offsets", "partitions", "produce", "producers", "quorum", "records", "share_fetch", "share_groups",
     "share_offsets", "share_state", "topics",
 )  # fmt: skip
 

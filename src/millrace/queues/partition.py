@@ -271,11 +271,7 @@ class SharePartition:
     def _end(self, settings: QueueSettings) -> LogPosition:
         """Where members may read up to."""
         partition = self.partition
-        if settings.reads_committed:
-            unstable = partition.log.first_unstable_offset
-            if unstable is not None and unstable < partition.high_watermark.offset:
-                return partition.log.position_of(unstable)
-        return partition.committed
+        return partition.stable if settings.reads_committed else partition.committed
 
     def _readable_offset(self, end: LogPosition, now_ms: int) -> int | None:
         """The next offset to read that the log has; None where there is nothing to give."""

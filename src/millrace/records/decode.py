@@ -14,9 +14,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from millrace.errors import ApiError, ErrorCode
+from millrace.errors import ApiError, ErrorCode, InvalidRecordsError
 from millrace.records.batch import HEADER_BYTES, LOG_OVERHEAD_BYTES, BatchHeader, TimestampType, read_header
 from millrace.records.compression import DEFAULT_MAX_BYTES, Buffer, decompress
+
+MAX_NAMED_RECORDS: Final = 10_000
+"""An answer has room for so many bad records; the sender of more learns of the others when it sends again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +158,10 @@ def check_records(  # noqa: C901, PLR0912, PLR0915 - one flat loop, because a ca
     """Walk every record of a batch and refuse (INVALID_RECORD) whatever a reader would stumble over.
 
     Checked: lengths, the count, offset deltas 0, 1, 2..., the extent of key, value and headers, that nothing trails,
-    and with `require_keys` (compacted topics) that no key is null. Bytes of keys and values are not copied.
+    and with `require_keys` (compacted topics) that no key is null. Bytes of keys and values are not copied. Where only
+    keys or deltas are wrong the records are named (`InvalidRecordsError`), at most `MAX_NAMED_RECORDS` of them.
     """
+    bad: list[tuple[int, str]] | None = None
     header, data = records_section(batch, max_bytes)
     end = len(data)
     pos = 0
@@ -195,7 +200,7 @@ def check_records(  # noqa: C901, PLR0912, PLR0915 - one flat loop, because a ca
                 delta, pos = read_varint(data, pos, INT_SHIFT)
                 delta_is_right = delta == index
             if not delta_is_right:
-                raise _invalid(f"record {index} of a batch has another offset delta")
+                bad = _name(bad, index, "the record has another offset delta than its place in the batch")
             size = data[pos]
             pos += 1
             if size >= 0x80:
@@ -207,7 +212,7 @@ def check_records(  # noqa: C901, PLR0912, PLR0915 - one flat loop, because a ca
                 if size != 1:
                     raise _invalid("a key has a negative length")
                 if require_keys:
-                    raise _invalid("a record of a compacted topic needs a key")
+                    bad = _name(bad, index, "a record of a compacted topic needs a key")
             else:
                 pos += size >> 1
             # A length that reaches over the record's end is found here: no bytes are read beyond `stop` but this one.
@@ -239,4 +244,14 @@ def check_records(  # noqa: C901, PLR0912, PLR0915 - one flat loop, because a ca
         raise _invalid("the records end in the middle of one") from None
     if pos != end:
         raise _invalid(f"{end - pos} bytes follow the last record of a batch")
+    if bad is not None:
+        raise InvalidRecordsError(f"{bad[0][1]}: record {bad[0][0]} of the batch", bad)
     return header
+
+
+def _name(bad: list[tuple[int, str]] | None, index: int, reason: str) -> list[tuple[int, str]]:
+    if bad is None:
+        return [(index, reason)]
+    if len(bad) < MAX_NAMED_RECORDS and bad[-1][0] != index:
+        bad.append((index, reason))
+    return bad

@@ -5,6 +5,10 @@ What there is only while it leads is its `leadership`: a follower has None there
 Invariants
 - A record is acknowledged with acks=all, and shown to consumers, only below the high watermark.
 - A leader's high watermark is moved by its leadership alone, and never back; a follower's is what its leader said.
+- The last stable offset is the least of the high watermark, the first offset of every open transaction, and the first
+  offset of every ended one whose marker is not below the high watermark: below it nothing can change what became of a
+  record. Leader and followers know it from their own logs. It moves with the high watermark alone, so that whoever
+  waits for it waits for that.
 - Every append carries the leader epoch under which it was made; a follower appends only what the leader of its epoch
   sent. Losing the leadership fails every wait for a commit.
 
@@ -23,6 +27,7 @@ from millrace.errors import ApiError, ErrorCode, StorageError
 from millrace.metadata.deltas import PartitionState
 from millrace.model import NO_BROKER, NO_EPOCH
 from millrace.records.batch import read_header, split
+from millrace.records.control import EndMarker, MarkerType, encode_end_marker
 from millrace.replication.isr import UNKNOWN_OFFSET
 from millrace.replication.leadership import Leadership
 from millrace.replication.watermark import Reached, Watcher, Watermark
@@ -32,6 +37,7 @@ if TYPE_CHECKING:
     from millrace.clock import Clock
     from millrace.replication.throttle import ReplicationQuota
     from millrace.storage.log import Appended, Log
+    from millrace.storage.producers import Verification
     from millrace.storage.reading import ReadResult
     from millrace.storage.recovery import LogPosition
 
@@ -85,6 +91,7 @@ class Partition:
         self._log: Log | None = None
         self._remembered = high_watermark
         self._committed: LogPosition | None = None
+        self._stable: LogPosition | None = None
         self._closed: ApiError | None = None
 
     def __repr__(self) -> str:
@@ -104,6 +111,7 @@ class Partition:
             log.on_flushed.append(self._note_flushed)
             self._log = log
             self.high_watermark.advance(min(max(self._remembered, log.start_offset), log.end_offset))
+            self._recall_ended(log)
             if self.leadership is not None:
                 self._begin_epoch(self.leadership, log)
         return self._log
@@ -112,7 +120,7 @@ class Partition:
         """The log is of no use any more, and is opened again, or made anew, when it is needed."""
         if self._log is not None:
             self._log.on_flushed.remove(self._note_flushed)
-        self._log = self._committed = None
+        self._log = self._committed = self._stable = None
         self._remembered = 0
         self.high_watermark.offset = 0
 
@@ -123,7 +131,8 @@ class Partition:
         self._log.on_flushed.remove(self._note_flushed)
         log = self._log = self._open_log()
         log.on_flushed.append(self._note_flushed)
-        self._committed = None
+        self._committed = self._stable = None
+        self._recall_ended(log)
         if self.leadership is not None:
             log.assign_epoch(self.leader_epoch)  # a log without records has not written down its epochs
         self._note_flushed()
@@ -153,6 +162,30 @@ class Partition:
         if position is None or position.offset != offset:
             self._committed = position = log.position_of(offset)
         return position
+
+    @property
+    def last_stable_offset(self) -> int:
+        """Below it every transaction is over for good: where consumers of committed records may read up to."""
+        log = self._log or self.log
+        mark = self.high_watermark.offset
+        first = log.first_unstable_offset(mark)
+        return mark if first is None or first > mark else first
+
+    @property
+    def stable(self) -> LogPosition:
+        """The place of the last stable offset."""
+        offset = self.last_stable_offset
+        if offset == self.high_watermark.offset:
+            return self.committed
+        position = self._stable
+        if position is None or position.offset != offset:
+            self._stable = position = self.log.position_of(offset)
+        return position
+
+    def _recall_ended(self, log: Log) -> None:
+        """A snapshot of the producers has no transactions that ended: those that are not committed count, too."""
+        if self.high_watermark.offset < log.end_offset:
+            log.recall_ended(self.high_watermark.offset)
 
     @property
     def known_high_watermark(self) -> int:
@@ -216,7 +249,7 @@ class Partition:
     def _let_go(self, log: Log) -> None:
         self._remembered = self.high_watermark.offset
         log.on_flushed.remove(self._note_flushed)
-        self._log = self._committed = None
+        self._log = self._committed = self._stable = None
 
     def set_min_insync_replicas(self, count: int) -> None:
         self.min_insync_replicas = count
@@ -235,8 +268,18 @@ class Partition:
 
     # --------------------------------------------------------------------------------------------------------- writing
 
-    def append(self, records: bytes | memoryview, *, from_client: bool = True) -> Appended:
-        """Append whole batches now; the caller asks `when_committed` if it wants more than that."""
+    def append(
+        self,
+        records: bytes | memoryview,
+        *,
+        from_client: bool = True,
+        verification: Verification | None = None,
+        transaction_version: int = 0,
+    ) -> Appended:
+        """Append whole batches now; the caller asks `when_committed` if it wants more than that.
+
+        The first batch of a transaction needs the answer of the coordinator: see `begin_verification`.
+        """
         leadership = self.leadership
         if leadership is None:
             raise self.not_leader()
@@ -245,7 +288,12 @@ class Partition:
         log = self._log or self.log
         try:
             appended = log.append(
-                records, leader_epoch=self.leader_epoch, now_ms=self._clock.wall_ms(), from_client=from_client
+                records,
+                leader_epoch=self.leader_epoch,
+                now_ms=self._clock.wall_ms(),
+                from_client=from_client,
+                verification=verification,
+                transaction_version=transaction_version,
             )
         except ApiError as error:
             raise leadership.retriable_gap(error) from None
@@ -253,6 +301,41 @@ class Partition:
             self.write_failed(error)
             raise
         leadership.appended(log, len(records))
+        return appended
+
+    def begin_verification(
+        self, producer_id: int, epoch: int, sequence: int, *, bumps_epoch: bool
+    ) -> Verification | None:
+        """Before a batch of a transaction: what to hold while its coordinator is asked about it (KIP-890).
+
+        None where there is nobody to ask, because the transaction is open here; INVALID_PRODUCER_EPOCH where the
+        producer is an old one. With the answer it is handed to `append`, which refuses the batch if a marker has come
+        meanwhile. `bumps_epoch` says that the producer has a new epoch in every transaction (Produce v12).
+        """
+        if self.leadership is None:
+            raise self.not_leader()
+        return (self._log or self.log).begin_verification(producer_id, epoch, sequence, bumps_epoch=bumps_epoch)
+
+    def end_transaction(
+        self,
+        producer_id: int,
+        producer_epoch: int,
+        coordinator_epoch: int,
+        *,
+        commit: bool,
+        transaction_version: int,
+        now_ms: int,
+    ) -> Appended:
+        """Write the marker that ends the producer's transaction here; without one it does no harm.
+
+        INVALID_PRODUCER_EPOCH for a marker of an older epoch than is known (from transaction version 2 on also for one
+        of the same epoch, unless it is the same marker again), TRANSACTION_COORDINATOR_FENCED for one of a coordinator
+        that was replaced. The producer has the marker's epoch from then on.
+        """
+        marker = EndMarker(MarkerType.COMMIT if commit else MarkerType.ABORT, coordinator_epoch)
+        batch = encode_end_marker(marker, producer_id=producer_id, producer_epoch=producer_epoch, timestamp_ms=now_ms)
+        appended = self.append(batch, from_client=False, transaction_version=transaction_version)
+        self.log.forget_ended(self.high_watermark.offset)
         return appended
 
     @property
@@ -372,6 +455,7 @@ class Partition:
         """Take over what the leader says is committed, and where its log begins."""
         log = self.log
         self.high_watermark.advance(min(high_watermark, log.end_offset))
+        log.forget_ended(self.high_watermark.offset)
         if start_offset > log.start_offset:
             log.delete_records_before(min(start_offset, self.high_watermark.offset))
 
@@ -402,6 +486,7 @@ class Partition:
     def _lower_high_watermark(self, log_end: int) -> None:
         """Only an unclean election takes committed records back; what is written next is not committed by that."""
         self.high_watermark.offset = min(self.high_watermark.offset, log_end)
+        self._committed = self._stable = None  # other records may come to lie there
 
     @property
     def is_flushed(self) -> bool:
@@ -419,14 +504,17 @@ class Partition:
             raise ApiError(ErrorCode.FENCED_LEADER_EPOCH, f"leader epoch {epoch} is over; it is {self.leader_epoch}")
         raise ApiError(ErrorCode.UNKNOWN_LEADER_EPOCH, f"leader epoch {epoch} has not begun; it is {self.leader_epoch}")
 
-    def read(self, offset: int, max_bytes: int, *, at_least_one: bool) -> ReadResult:
-        """Committed batches from the one that holds `offset` on; raises OFFSET_OUT_OF_RANGE outside the log."""
+    def read(self, offset: int, max_bytes: int, *, at_least_one: bool, limit: LogPosition | None = None) -> ReadResult:
+        """Batches from the one that holds `offset` on, up to `limit`, or else all that are committed.
+
+        Raises OFFSET_OUT_OF_RANGE outside the log.
+        """
         log = self.log
         if offset < log.start_offset or offset > log.end_offset:
             raise ApiError(
                 ErrorCode.OFFSET_OUT_OF_RANGE, f"offset {offset} is not in {log.start_offset}..{log.end_offset}"
             )
-        return log.read(offset, max_bytes, limit=self.committed, at_least_one=at_least_one)
+        return log.read(offset, max_bytes, limit=limit or self.committed, at_least_one=at_least_one)
 
     def latest_offset(self) -> int:
         """The high watermark, once it is known to hold for this leadership."""

@@ -123,15 +123,16 @@ class FollowerReader(Generic[W]):
                     log_start=item.log_start_offset,
                 )
                 mark, start = partition.high_watermark.offset, partition.log.start_offset
+                stable = partition.last_stable_offset
                 if isinstance(read, ReadResult):
                     size_bytes += len(read.data)
                     if quota is not None:
                         self._take(quota, len(read.data))
-                    result = FetchResult(item.index, 0, mark, mark, start, read.data)
+                    result = FetchResult(item.index, 0, mark, stable, start, read.data)
                     if 0 <= item.log_start_offset < start != item.sent_start_offset:
                         settled = True  # DeleteRecords waits for the follower to hear of it
                 else:
-                    result = FetchResult(item.index, 0, mark, mark, start, diverging=read)
+                    result = FetchResult(item.index, 0, mark, stable, start, diverging=read)
                     settled = True
             except MillraceError as error:
                 result = self._failed(item, error)

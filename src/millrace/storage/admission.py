@@ -17,7 +17,7 @@ from millrace.records.batch import (
 from millrace.records.control import decode_end_marker
 from millrace.records.decode import check_records
 from millrace.records.encode import recompress
-from millrace.storage.producers import Producers
+from millrace.storage.producers import Producers, Verification
 from millrace.storage.settings import LogConfig
 
 
@@ -45,7 +45,13 @@ def prepare(
     return header, records, STAMP_BYTES
 
 
-def check_internal(records: bytes | memoryview, config: LogConfig, producers: Producers) -> BatchHeader:
+def check_internal(
+    records: bytes | memoryview,
+    config: LogConfig,
+    producers: Producers,
+    verification: Verification | None,
+    transaction_version: int,
+) -> BatchHeader:
     """The header of a batch of the broker's own, which may be a control batch."""
     header = read_header(records)
     if header.size_bytes != len(records) or header.count < 1 or header.last_offset_delta < 0:
@@ -58,5 +64,7 @@ def check_internal(records: bytes | memoryview, config: LogConfig, producers: Pr
     if header.is_control:
         marker = decode_end_marker(records)
         if marker is not None:
-            producers.check_marker(header, marker)
+            producers.check_marker(header.producer_id, header.producer_epoch, marker, transaction_version)
+    elif header.producer_id >= 0:
+        producers.check_internal(header, verification)
     return header

@@ -9,6 +9,7 @@ Owner: the log. `end` and `owes_more_than_data` may be read in any thread.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from typing import Final
 
 from millrace.errors import ApiError, StorageError
@@ -16,7 +17,6 @@ from millrace.records.batch import BatchHeader
 from millrace.records.compression import Buffer
 from millrace.records.control import decode_end_marker
 from millrace.storage import recovery
-from millrace.storage.producers import Producers
 from millrace.storage.reading import Reading
 from millrace.storage.recovery import Found, LogPosition
 from millrace.storage.segment import SNAPSHOT_SUFFIX, Segment, file_name
@@ -65,6 +65,10 @@ class LoadedLog:
             for segment in segments.listed[segments.slot_of(found.flushed.offset) :]:
                 self.unsynced.segments[segment] = None
             self.unsynced.directories[segments.directory] = None
+            if found.scanned_from is not None:
+                # They were made anew, and are believed once the recovery point has passed them.
+                for segment in segments.listed[segments.slot_of(found.scanned_from) : -1]:
+                    self.unsynced.note_transactions(segment)
 
     def __repr__(self) -> str:
         return f"LoadedLog({self.segments}, {self.end})"
@@ -124,6 +128,10 @@ class LoadedLog:
         self.unsynced.rolled = True
         return segment
 
+    def keep_transactions(self) -> None:
+        """Before a clean close: the index of the active segment is believed, not made anew."""
+        self.unsynced.note_transactions(self.segments.active)
+
     def snapshot_producers(self) -> None:
         """Save the producers' state at the end of the log, for the next start."""
         if self.snapshot_offset != self.end.offset:
@@ -138,7 +146,19 @@ class LoadedLog:
         found: list[AbortedTransaction] = []
         for segment in self.segments.listed[self.segments.slot_of(first_offset) :]:
             found += segment.txn_index.overlapping(first_offset, end_offset)
+            if segment.txn_index.is_last_word(end_offset):
+                break
         return found
+
+    def recall_ended(self, high_watermark: int, now_ms: int) -> None:
+        """Find the transactions again whose markers are at `high_watermark` or beyond, where a snapshot hides them."""
+        producers = self.producers
+        if high_watermark < producers.ended_from:
+            segments = self.segments
+            past, covered = recovery.newest_snapshot(segments, high_watermark, producers.max_producers)
+            recovery.replay(past, segments.listed, covered, now_ms)
+            producers.ended, producers.ended_from = past.ended, past.ended_from
+        producers.forget_ended(high_watermark)
 
     # --- what a rewriting leaves --------------------------------------------------------------------------------------
 
@@ -162,17 +182,14 @@ class LoadedLog:
 
     def _reload_producers(self, now_ms: int) -> None:
         """The producers' state at the end of the log: from a snapshot below it."""
-        segments, max_producers = self.segments, self.producers.max_producers
-        offsets = segments.snapshots()
-        state: Producers | None = None
-        covered = -1
-        while state is None and offsets:
-            covered = offsets.pop()
-            data = segments.files.read_bytes(segments.directory / file_name(covered, SNAPSHOT_SUFFIX))
-            state = Producers.from_bytes(data or b"", max_producers)
-        covered = self.snapshot_offset = covered if state is not None else -1
-        self.producers = state or Producers(max_producers)
-        recovery.replay(self.producers, segments.listed, covered, now_ms)
+        before = self.producers
+        self.producers, self.snapshot_offset = recovery.newest_snapshot(
+            self.segments, self.end.offset, before.max_producers
+        )
+        recovery.replay(self.producers, self.segments.listed, self.snapshot_offset, now_ms)
+        # What had ended and was not committed is so still, as far as its marker was not cut off.
+        self.producers.ended = deque(each for each in before.ended if each.marker_offset < self.end.offset)
+        self.producers.ended_from = before.ended_from
 
     def begin_anew(self) -> None:
         """There is nothing but one empty segment now: no epoch and no producer is known."""

@@ -50,7 +50,7 @@ from millrace.storage.files import Files
 from millrace.storage.host import Alone, LogHost
 from millrace.storage.index import TIME_ENTRY_BYTES
 from millrace.storage.loaded import ASK_ALWAYS, LoadedLog
-from millrace.storage.producers import ProducerEntry
+from millrace.storage.producers import UNVERIFIED, ProducerEntry, Verification
 from millrace.storage.reading import ReadResult
 from millrace.storage.recovery import LogPosition, LogState
 from millrace.storage.retention import SegmentAge, expired_segments
@@ -182,10 +182,32 @@ class Log:
         """The producers that the log remembers."""
         return list((self._loaded or self._load()).producers)
 
-    @property
-    def first_unstable_offset(self) -> int | None:
-        """Where the oldest open transaction begins, if there is one."""
-        return (self._loaded or self._load()).producers.first_unstable_offset
+    def first_unstable_offset(self, high_watermark: int) -> int | None:
+        """Where the oldest transaction begins that is open, or whose marker is not below `high_watermark`.
+
+        None where there is none. What begins below the log's start begins there.
+        """
+        producers = (self._loaded or self._load()).producers
+        if not (producers.open_transactions or producers.ended):
+            return None
+        first = producers.first_unstable(high_watermark)
+        return None if first is None else max(first, self.start_offset)
+
+    def forget_ended(self, high_watermark: int) -> None:
+        """Transactions whose marker is below `high_watermark` are over for good."""
+        (self._loaded or self._load()).producers.forget_ended(high_watermark)
+
+    def recall_ended(self, high_watermark: int) -> None:
+        """After a start: know the transactions again that ended at `high_watermark` or beyond."""
+        (self._loaded or self._load()).recall_ended(high_watermark, self._clock.wall_ms())
+
+    def begin_verification(
+        self, producer_id: int, epoch: int, sequence: int, *, bumps_epoch: bool
+    ) -> Verification | None:
+        """See `Producers.begin_verification`."""
+        return (self._loaded or self._load()).producers.begin_verification(
+            producer_id, epoch, sequence, bumps_epoch=bumps_epoch, now_ms=self._clock.wall_ms()
+        )
 
     @property
     def size_bytes(self) -> int:
@@ -211,12 +233,21 @@ class Log:
     # --- append -------------------------------------------------------------------------------------------------------
 
     def append(
-        self, records: bytes | memoryview, *, leader_epoch: int, now_ms: int, from_client: bool = True
+        self,
+        records: bytes | memoryview,
+        *,
+        leader_epoch: int,
+        now_ms: int,
+        from_client: bool = True,
+        verification: Verification | None = UNVERIFIED,
+        transaction_version: int = 0,
     ) -> Appended:
         """Append one batch as the leader: checked, given the next offset, written without copying its records.
 
         A client's batch passes all checks; one of the broker's own (`from_client=False`) may be a control batch and is
-        only checked for its shape. Raises `ApiError` for what the sender did, `StorageError` for what the disk did.
+        only checked for its shape and its producer's epoch. The first batch of a transaction needs the `verification`
+        that was begun for it, a marker is judged by the rules of its `transaction_version`. Raises `ApiError` for what
+        the sender did, `StorageError` for what the disk did.
         """
         loaded = self._loaded or self._load()
         log_append_time_ms = NO_TIMESTAMP
@@ -224,7 +255,7 @@ class Log:
             header = validate_produced(records, self._limits, now_ms)
             producer_id = header.producer_id
             if producer_id >= 0:
-                original = loaded.producers.check(header)
+                original = loaded.producers.check(header, verification)
                 if original is not None:
                     if self.config.timestamp_type is TimestampType.LOG_APPEND:
                         log_append_time_ms = original.timestamp_ms
@@ -235,7 +266,7 @@ class Log:
             if self._special:
                 header, records, head_bytes = admission.prepare(header, records, self.config, now_ms)
         else:
-            header = admission.check_internal(records, self.config, loaded.producers)
+            header = admission.check_internal(records, self.config, loaded.producers, verification, transaction_version)
             producer_id = header.producer_id
             head_bytes = STAMP_BYTES
         size = len(records)
@@ -441,9 +472,12 @@ class Log:
     # --- compaction ---------------------------------------------------------------------------------------------------
 
     def compaction_facts(self, compactable_below: int) -> LogFacts:
-        """What compaction decides from; nothing at or above `compactable_below` (the high watermark) is compacted."""
+        """What compaction decides from; nothing at or above `compactable_below` (the high watermark) is compacted.
+
+        Nor is anything of a transaction that is not over for good.
+        """
         loaded = self._loaded or self._load()
-        stable = loaded.producers.first_unstable_offset
+        stable = self.first_unstable_offset(compactable_below)
         limit = min(compactable_below, self._flushed.offset)
         return LogFacts(
             [
@@ -764,11 +798,15 @@ class Log:
         self._loaded = None
 
     def prepare_close(self) -> None:
-        """Write the hints that make the next start quick; they need no sync, as damage to them is found."""
+        """Write the hints that make the next start quick; they need no sync, as damage to them is found.
+
+        Damage to the index of aborted transactions is not: it waits for the sync that follows.
+        """
         loaded = self._loaded
         if loaded is not None:
             loaded.segments.active.save_indexes(final=True)
             loaded.segments.active.cut_tail_if_needed()
+            loaded.keep_transactions()
             if self.has_directory:
                 loaded.snapshot_producers()
 

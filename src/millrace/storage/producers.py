@@ -16,13 +16,23 @@ in the log (after a crash, on a truncation) counts as heard of when it is read, 
 A snapshot is written when a segment is rolled and at a clean close, without a sync: one that is missing, torn or
 damaged is replaced by the previous one and a replay of the batch headers behind it.
 
+A transaction is open from its first batch to its marker, and is remembered as ended from there until its marker is
+committed (`forget_ended`): until then the marker may still be cut off, and what became of its records is not known for
+good. A snapshot has the open ones; the ended ones are found again in the log (`recovery.replay`, from `ended_from` on).
+
+Before a producer's first batch of a transaction the leader asks the transaction coordinator whether there is such a
+transaction (KIP-890). The question is kept here (`Verification`) while it is asked. A marker that comes meanwhile takes
+it away, and the batch that it was asked for is refused: it would open a transaction that nobody ends.
+
 Invariants: per producer and epoch the sequences are gap-free; a duplicate of one of the last five batches is recognised
-by its exact (epoch, first, last) sequence range; the number of producers is bounded.
+by its exact (epoch, first, last) sequence range; the number of producers is bounded, but for those whose transaction is
+open: they are never forgotten.
 """
 
 from __future__ import annotations
 
 import struct
+from collections import deque
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
@@ -30,9 +40,13 @@ from crc32c import crc32c
 
 from millrace.errors import ApiError, ErrorCode
 from millrace.model import NO_PRODUCER_EPOCH, NO_SEQUENCE, NO_TIMESTAMP
-from millrace.records.batch import MAX_SEQUENCE, BatchHeader
+from millrace.records.batch import MAX_SEQUENCE, TRANSACTIONAL_BIT, BatchHeader
 from millrace.records.control import EndMarker, MarkerType
 from millrace.storage.txnindex import AbortedTransaction
+
+MAX_EPOCH: Final = 2**15 - 1
+EPOCH_BUMP_FROM: Final = 2
+"""From this transaction version on every end of a transaction has a producer epoch of its own (KIP-890)."""
 
 BATCHES_KEPT: Final = 5
 """As many as a producer may have in flight (max.in.flight.requests.per.connection)."""
@@ -53,6 +67,44 @@ class BatchMark(NamedTuple):
     first_offset: int
     last_offset: int
     timestamp_ms: int
+
+
+class EndedTransaction(NamedTuple):
+    """A transaction that has a marker, of which it is not known yet that it is committed."""
+
+    first_offset: int
+    marker_offset: int
+
+
+class Verification:
+    """A question to the transaction coordinator about one producer: whether its transaction has this partition.
+
+    Whoever asks holds on to it; it is the answer's only if it is still the one that is kept for the producer.
+    """
+
+    __slots__ = ("asked_ms", "bumps_epoch", "epoch", "lowest_sequence")
+
+    def __init__(self, epoch: int, sequence: int, *, bumps_epoch: bool, asked_ms: int) -> None:
+        self.epoch = epoch
+        self.lowest_sequence = sequence
+        """The first one that the producer has tried: a later one must not be let in before it."""
+        self.bumps_epoch = bumps_epoch
+        """Whether the producer gets a new epoch with every transaction, so that sequences begin with 0."""
+        self.asked_ms = asked_ms
+
+    def __repr__(self) -> str:
+        return f"Verification(epoch {self.epoch}, from sequence {self.lowest_sequence})"
+
+    def note(self, epoch: int, sequence: int) -> None:
+        """The producer asks again, with another batch."""
+        if epoch > self.epoch:
+            self.epoch, self.lowest_sequence = epoch, sequence
+        elif epoch == self.epoch:
+            self.lowest_sequence = min(self.lowest_sequence, sequence)
+
+
+UNVERIFIED: Final = Verification(NO_PRODUCER_EPOCH, NO_SEQUENCE, bumps_epoch=False, asked_ms=NO_TIMESTAMP)
+"""In the place of one where nobody has to be asked: the broker's own writes, and where the check is switched off."""
 
 
 class ProducerEntry:
@@ -96,6 +148,11 @@ class Producers:
         self.entries: dict[int, ProducerEntry] = {}
         self.open_transactions: dict[int, int] = {}
         """First offset of each open transaction -> its producer, in the order of their offsets."""
+        self.ended: deque[EndedTransaction] = deque()
+        """Those whose marker may not be committed yet, in the order of their markers."""
+        self.ended_from = 0
+        """A marker below this offset may be missing among them, because a snapshot does not have it."""
+        self._verifications: dict[int, Verification] = {}
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -106,45 +163,116 @@ class Producers:
     def __repr__(self) -> str:
         return f"Producers({len(self.entries)}, {len(self.open_transactions)} open transactions)"
 
+    # --- transactions -------------------------------------------------------------------------------------------------
+
     @property
-    def first_unstable_offset(self) -> int | None:
+    def first_open_offset(self) -> int | None:
         """Where the oldest open transaction begins."""
         return next(iter(self.open_transactions), None)
 
-    def check(self, header: BatchHeader) -> BatchMark | None:
-        """Judge a produced batch: None to append it, the mark of the original if it is a duplicate, else `ApiError`."""
+    def first_unstable(self, high_watermark: int) -> int | None:
+        """Where the oldest transaction begins that is open, or whose marker is not below `high_watermark`."""
+        first = self.first_open_offset
+        for transaction in self.ended:
+            if transaction.marker_offset >= high_watermark and (first is None or transaction.first_offset < first):
+                first = transaction.first_offset
+        return first
+
+    def forget_ended(self, high_watermark: int) -> None:
+        """Transactions whose marker is below `high_watermark` are over for good."""
+        ended = self.ended
+        while ended and ended[0].marker_offset < high_watermark:
+            ended.popleft()
+
+    def begin_verification(
+        self, producer_id: int, epoch: int, sequence: int, *, bumps_epoch: bool, now_ms: int
+    ) -> Verification | None:
+        """What to hold while the coordinator is asked about a batch; None where the transaction is open already."""
+        entry = self.entries.get(producer_id)
+        if entry is not None:
+            if epoch < entry.epoch:
+                raise _fenced(producer_id, epoch, entry.epoch)
+            if epoch == entry.epoch and entry.transaction_first_offset >= 0:
+                return None
+        verification = self._verifications.get(producer_id)
+        if verification is None:
+            verification = Verification(epoch, sequence, bumps_epoch=bumps_epoch, asked_ms=now_ms)
+            self._verifications[producer_id] = verification
+        else:
+            verification.note(epoch, sequence)
+        return verification
+
+    # --- batches ------------------------------------------------------------------------------------------------------
+
+    def check(self, header: BatchHeader, verification: Verification | None = UNVERIFIED) -> BatchMark | None:
+        """Judge a produced batch: None to append it, the mark of the original if it is a duplicate, else `ApiError`.
+
+        The first batch of a transaction needs the `verification` that was begun for it.
+        """
         entry = self.entries.get(header.producer_id)
+        if header.attributes & TRANSACTIONAL_BIT and verification is not UNVERIFIED:
+            original = _duplicate(entry, header)
+            if original is not None:
+                return original
+            self._check_verified(entry, header, verification)
         if entry is None:
             # Nothing is known (a new producer, or its records are gone): any sequence may start.
             return None
         epoch, sequence = header.producer_epoch, header.base_sequence
         if epoch == entry.epoch:
-            last_sequence = header.last_sequence
-            for mark in entry.batches:
-                if mark.first_sequence == sequence and mark.last_sequence == last_sequence:
-                    return mark
             known = entry.last_sequence
             if sequence != known + 1 and not (sequence == 0 and known == MAX_SEQUENCE):
+                original = _duplicate(entry, header)
+                if original is not None:
+                    return original
                 raise ApiError(
                     ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
                     f"producer {header.producer_id} sent sequence {sequence} after {known}",
                 )
         elif epoch < entry.epoch:
-            raise ApiError(
-                ErrorCode.INVALID_PRODUCER_EPOCH,
-                f"producer {header.producer_id} has epoch {epoch}, the last seen is {entry.epoch}",
-            )
+            raise _fenced(header.producer_id, epoch, entry.epoch)
         elif sequence != 0:
             raise ApiError(
                 ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
                 f"producer {header.producer_id} began epoch {epoch} with sequence {sequence}",
             )
-        if entry.transaction_first_offset >= 0 and not header.is_transactional:
+        if entry.transaction_first_offset >= 0 and not header.attributes & TRANSACTIONAL_BIT:
+            raise _outside(header.producer_id)
+        return None
+
+    def _check_verified(
+        self, entry: ProducerEntry | None, header: BatchHeader, verification: Verification | None
+    ) -> None:
+        """Refuse a batch that would open a transaction of which the coordinator does not know."""
+        if entry is not None:
+            if header.producer_epoch < entry.epoch:
+                raise _fenced(header.producer_id, header.producer_epoch, entry.epoch)
+            if header.producer_epoch == entry.epoch and entry.transaction_first_offset >= 0:
+                return
+        if verification is None or self._verifications.get(header.producer_id) is not verification:
             raise ApiError(
                 ErrorCode.INVALID_TXN_STATE,
-                f"producer {header.producer_id} wrote outside its open transaction",
+                f"producer {header.producer_id} has no transaction that this partition is part of",
             )
-        return None
+        first = verification.lowest_sequence
+        if verification.bumps_epoch and (entry is None or not entry.batches):
+            first = 0
+        if header.base_sequence > first:
+            raise ApiError(
+                ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+                f"producer {header.producer_id} sent sequence {header.base_sequence} before {first}",
+            )
+
+    def check_internal(self, header: BatchHeader, verification: Verification | None = UNVERIFIED) -> None:
+        """Judge a batch that the broker writes for a producer, which has no sequences: commits of its offsets."""
+        entry = self.entries.get(header.producer_id)
+        if entry is not None and header.producer_epoch < entry.epoch:
+            raise _fenced(header.producer_id, header.producer_epoch, entry.epoch)
+        if header.is_transactional:
+            if verification is not UNVERIFIED:
+                self._check_verified(entry, header, verification)
+        elif entry is not None and entry.transaction_first_offset >= 0:
+            raise _outside(header.producer_id)
 
     def record(self, header: BatchHeader, base_offset: int, now_ms: int) -> None:
         """Take note of a batch that was written at `base_offset`, from a client, a leader or the log's own past."""
@@ -172,19 +300,29 @@ class Producers:
             )
         )
         entry.heard_ms = now_ms
-        if header.is_transactional and entry.transaction_first_offset < 0:
-            entry.transaction_first_offset = base_offset
-            self.open_transactions[base_offset] = producer_id
+        if header.is_transactional:
+            self._verifications.pop(producer_id, None)
+            if entry.transaction_first_offset < 0:
+                entry.transaction_first_offset = base_offset
+                self.open_transactions[base_offset] = producer_id
 
-    def check_marker(self, header: BatchHeader, marker: EndMarker) -> None:
-        """Refuse a marker from a fenced producer epoch or a deposed coordinator."""
-        entry = self.entries.get(header.producer_id)
+    def check_marker(self, producer_id: int, epoch: int, marker: EndMarker, transaction_version: int = 0) -> None:
+        """Refuse a marker from a fenced producer epoch or a deposed coordinator.
+
+        From transaction version 2 on a marker has an epoch above that of the records it ends: one that has not is late,
+        and would end the next transaction. The same marker again, when nothing is open, does no harm; nor is there an
+        epoch above the last.
+        """
+        entry = self.entries.get(producer_id)
         if entry is None:
             return
-        if header.producer_epoch < entry.epoch:
+        late = epoch < entry.epoch
+        if transaction_version >= EPOCH_BUMP_FROM and epoch == entry.epoch:
+            late = entry.transaction_first_offset >= 0 and epoch != MAX_EPOCH
+        if late:
             raise ApiError(
                 ErrorCode.INVALID_PRODUCER_EPOCH,
-                f"a marker of producer {header.producer_id} has epoch {header.producer_epoch}, known is {entry.epoch}",
+                f"a marker of producer {producer_id} has epoch {epoch}, known is {entry.epoch}",
             )
         if marker.coordinator_epoch < entry.coordinator_epoch:
             raise ApiError(
@@ -205,15 +343,17 @@ class Producers:
             entry.batches.clear()
             entry.epoch = header.producer_epoch
         self.entries[header.producer_id] = entry
+        self._verifications.pop(header.producer_id, None)
         entry.coordinator_epoch = marker.coordinator_epoch
         entry.heard_ms = now_ms
         first_offset, entry.transaction_first_offset = entry.transaction_first_offset, -1
         if first_offset < 0:
             return None
         self.open_transactions.pop(first_offset, None)
+        self.ended.append(EndedTransaction(first_offset, offset))
         if marker.type is MarkerType.COMMIT:
             return None
-        stable = self.first_unstable_offset
+        stable = self.first_open_offset
         return AbortedTransaction(header.producer_id, first_offset, offset, offset + 1 if stable is None else stable)
 
     def expire(self, now_ms: int, expiration_ms: int) -> None:
@@ -225,10 +365,17 @@ class Producers:
         ]
         for producer_id in gone:
             del self.entries[producer_id]
+        for producer_id, verification in tuple(self._verifications.items()):
+            if now_ms - verification.asked_ms >= expiration_ms:
+                del self._verifications[producer_id]
 
     def clear(self) -> None:
+        """Begin anew: nothing was ever written."""
         self.entries.clear()
         self.open_transactions.clear()
+        self.ended.clear()
+        self.ended_from = 0
+        self._verifications.clear()
 
     def _make_room(self) -> None:
         for producer_id, entry in self.entries.items():
@@ -290,3 +437,23 @@ class Producers:
             if entry.transaction_first_offset >= 0:
                 state.open_transactions[entry.transaction_first_offset] = entry.producer_id
         return state
+
+
+def _fenced(producer_id: int, epoch: int, known: int) -> ApiError:
+    return ApiError(
+        ErrorCode.INVALID_PRODUCER_EPOCH, f"producer {producer_id} has epoch {epoch}, the last seen is {known}"
+    )
+
+
+def _outside(producer_id: int) -> ApiError:
+    return ApiError(ErrorCode.INVALID_TXN_STATE, f"producer {producer_id} wrote outside its open transaction")
+
+
+def _duplicate(entry: ProducerEntry | None, header: BatchHeader) -> BatchMark | None:
+    """The mark of a batch with these very sequences, if it was one of the producer's last."""
+    if entry is not None and entry.epoch == header.producer_epoch:
+        sequence, last_sequence = header.base_sequence, header.last_sequence
+        for mark in entry.batches:
+            if mark.first_sequence == sequence and mark.last_sequence == last_sequence:
+                return mark
+    return None

@@ -82,6 +82,8 @@ class Found:
     producers: Producers
     snapshot_offset: int
     """The newest snapshot on disk, -1 where there is none."""
+    scanned_from: int | None
+    """From which segment on the indexes were made anew; None after a clean stop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +132,9 @@ def _load(
     epochs = _load_epochs(files, directory, segments, tail)
     producers, snapshot_offset = _load_producers(files, directory, segments, snapshots, tail, options, now_ms)
     producers.expire(now_ms, options.producer_expiration_ms)
-    return Found(segments, start_offset, tail.end_offset, tail.flushed, epochs, producers, snapshot_offset)
+    return Found(
+        segments, start_offset, tail.end_offset, tail.flushed, epochs, producers, snapshot_offset, tail.scanned_from
+    )
 
 
 def _list(home: Segments, state: LogState, now_ms: int) -> tuple[list[Segment], list[int]]:
@@ -438,6 +442,17 @@ def _load_producers(
     return state, kept
 
 
+def newest_snapshot(home: Segments, end_offset: int, max_producers: int) -> tuple[Producers, int]:
+    """The producers of the newest usable snapshot at or below `end_offset`, and its offset; nobody and -1 without."""
+    for offset in reversed(home.snapshots()):
+        if offset <= end_offset:
+            data = home.files.read_bytes(home.directory / file_name(offset, SNAPSHOT_SUFFIX))
+            state = Producers.from_bytes(data or b"", max_producers)
+            if state is not None:
+                return state, offset
+    return Producers(max_producers), -1
+
+
 def replay(
     state: Producers, segments: list[Segment], from_offset: int, now_ms: int, *, rebuild_from: int | None = None
 ) -> None:
@@ -445,6 +460,7 @@ def replay(
 
     Aborted transactions are added to the indexes of segments at or above `rebuild_from`.
     """
+    state.ended_from = max(from_offset, 0)
     for index, segment in enumerate(segments):
         if index + 1 < len(segments) and segments[index + 1].base_offset <= from_offset:
             continue

@@ -10,6 +10,8 @@ synced when the segment is sealed; before that, recovery makes it again from the
 from __future__ import annotations
 
 import struct
+from bisect import bisect_left
+from operator import attrgetter
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -18,6 +20,7 @@ from millrace.storage.files import DiskFile, Files
 _ENTRY: Final = struct.Struct(">hqqqq")
 ENTRY_BYTES: Final = _ENTRY.size
 _VERSION: Final = 0
+_MARKER_OF: Final = attrgetter("last_offset")
 
 
 class AbortedTransaction(NamedTuple):
@@ -62,7 +65,20 @@ class TransactionIndex:
 
     def overlapping(self, first_offset: int, end_offset: int) -> list[AbortedTransaction]:
         """The aborted transactions that touch offsets from `first_offset` up to, not including, `end_offset`."""
-        return [e for e in self.entries() if e.last_offset >= first_offset and e.first_offset < end_offset]
+        entries = self.entries()
+        found: list[AbortedTransaction] = []
+        for slot in range(bisect_left(entries, first_offset, key=_MARKER_OF), len(entries)):
+            entry = entries[slot]
+            if entry.first_offset < end_offset:
+                found.append(entry)
+            if entry.last_stable_offset >= end_offset:
+                break
+        return found
+
+    def is_last_word(self, end_offset: int) -> bool:
+        """Whether no later transaction can begin below `end_offset`: one that ended here left none open there."""
+        entries = self.entries()
+        return bool(entries) and entries[-1].last_stable_offset >= end_offset
 
     def truncate(self, offset: int) -> None:
         """Forget the transactions whose marker is at or after `offset`."""

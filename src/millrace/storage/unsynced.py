@@ -51,6 +51,10 @@ class Unsynced:
     def note_sealed(self, segment: Segment) -> None:
         """Below the recovery point a segment is not scanned after a crash: its indexes have to last."""
         self.files += [segment.path(INDEX_SUFFIX), segment.path(TIME_INDEX_SUFFIX)]
+        self.note_transactions(segment)
+
+    def note_transactions(self, segment: Segment) -> None:
+        """Without its index a segment's aborted records look like committed ones."""
         if segment.txn_index.entries():
             self.files.append(segment.path(TXN_INDEX_SUFFIX))
             self.directories[segment.directory] = None

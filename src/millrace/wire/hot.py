@@ -12,6 +12,7 @@ most `MAX_REQUEST_ELEMENTS`; anything else is a ProtocolError.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -71,6 +72,8 @@ class ProduceResult(NamedTuple):
     log_start_offset: int = -1
     error_message: str | None = None
     leader: LeaderHint | None = None
+    record_errors: Sequence[tuple[int, str | None]] = ()
+    """The records that the batch was refused for, by their place in it, each with its own words (KIP-467)."""
 
 
 class FetchPartition(NamedTuple):
@@ -114,6 +117,8 @@ class FetchResult(NamedTuple):
     diverging: tuple[int, int] | None = None
     """To a follower: the epoch up to which the logs agree, and where it ends here."""
     leader: LeaderHint | None = None
+    aborted: Sequence[tuple[int, int]] | None = None
+    """For who reads committed records: producer id and first offset of the aborted transactions among them."""
 
 
 # ----------------------------------------------------------------------------------------------------------- reading
@@ -457,13 +462,15 @@ def write_produce(
         _put_topic(out, key, flexible=flexible)
         _put_count(out, len(partitions), flexible=flexible)
         for result in partitions:
-            index, error_code, base_offset, append_time_ms, start_offset, message, hint = result
+            index, error_code, base_offset, append_time_ms, start_offset, message, hint, record_errors = result
             if version >= 5:
                 out += _PRODUCE_PARTITION.pack(index, error_code, base_offset, append_time_ms, start_offset)
             else:
                 out += _PRODUCE_PARTITION_V3.pack(index, error_code, base_offset, append_time_ms)
             if version >= 8:
-                _put_count(out, 0, flexible=flexible)  # record errors: a batch is accepted or refused whole
+                _put_count(out, len(record_errors), flexible=flexible)
+                for record_error in record_errors:
+                    _put_record_error(out, *record_error, flexible=flexible)
                 _put_nullable_text(out, message, flexible=flexible)
             if flexible:
                 if hint is not None and version >= LEADER_HINTS_FROM_PRODUCE:
@@ -481,6 +488,13 @@ def write_produce(
     return (out,)
 
 
+def _put_record_error(out: bytearray, place: int, text: str | None, *, flexible: bool) -> None:
+    out += _INT32.pack(place)
+    _put_nullable_text(out, text, flexible=flexible)
+    if flexible:
+        out.append(0)
+
+
 def _put_nullable_text(out: bytearray, text: str | None, *, flexible: bool) -> None:
     if text is None:
         out += b"\0" if flexible else b"\xff\xff"
@@ -495,6 +509,7 @@ def _put_nullable_text(out: bytearray, text: str | None, *, flexible: bool) -> N
 
 _FETCH_RESULT: Final = struct.Struct(">ihqqq")
 _FETCH_RESULT_V4: Final = struct.Struct(">ihqq")
+_ABORTED: Final = struct.Struct(">qq")
 
 
 @dataclass(slots=True)
@@ -504,6 +519,17 @@ class FetchReply:
     error_code: int
     session_id: int
     topics: list[tuple[TopicKey, list[FetchResult]]]
+
+
+def _put_aborted(out: bytearray, aborted: Sequence[tuple[int, int]] | None, *, flexible: bool) -> None:
+    if aborted is None:
+        out += b"\0" if flexible else b"\xff\xff\xff\xff"
+        return
+    _put_count(out, len(aborted), flexible=flexible)
+    for transaction in aborted:
+        out += _ABORTED.pack(*transaction)
+        if flexible:
+            out.append(0)
 
 
 def write_fetch(correlation_id: int, version: int, reply: FetchReply) -> list[Buffer]:
@@ -523,12 +549,13 @@ def write_fetch(correlation_id: int, version: int, reply: FetchReply) -> list[Bu
         _put_topic(out, key, flexible=flexible)
         _put_count(out, len(partitions), flexible=flexible)
         for result in partitions:
-            index, error_code, high_watermark, stable_offset, start_offset, records, replica, diverging, hint = result
+            (index, error_code, high_watermark, stable_offset, start_offset, records, replica, diverging, hint,
+             aborted) = result  # fmt: skip
             if version >= 5:
                 out += _FETCH_RESULT.pack(index, error_code, high_watermark, stable_offset, start_offset)
             else:
                 out += _FETCH_RESULT_V4.pack(index, error_code, high_watermark, stable_offset)
-            out += b"\0" if flexible else b"\xff\xff\xff\xff"  # aborted transactions: null
+            _put_aborted(out, aborted, flexible=flexible)
             if version >= 11:
                 out += b"\xff\xff\xff\xff" if replica < 0 else _INT32.pack(replica)
             size = len(records)

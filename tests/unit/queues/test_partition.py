@@ -31,6 +31,7 @@ from millrace.replication.partition import Partition
 from millrace.replication.state_topic import breathe
 from millrace.storage.files import Files
 from millrace.storage.log import Log
+from millrace.storage.producers import UNVERIFIED
 from millrace.storage.recovery import LogState
 from millrace.storage.settings import FlushMode, LogConfig
 from support.batches import NOW_MS, batch
@@ -573,7 +574,7 @@ async def test_another_leader_writes_the_letters_that_were_left(home: Path) -> N
 
 def transact(bench: Bench, producer_id: int, count: int, sequence: int) -> None:
     data = batch(count, producer_id=producer_id, producer_epoch=0, sequence=sequence, transactional=True)
-    bench.partition.append(data)
+    bench.partition.append(data, verification=UNVERIFIED)
 
 
 def finish(bench: Bench, producer_id: int, kind: MarkerType) -> None:
@@ -603,6 +604,19 @@ async def test_members_get_neither_open_nor_aborted_transactions_if_they_want_no
     assert bench.fetch().acquired == [Acquired(11, 11, 1)]
     await bench.say(11, 11, ACCEPT)
     assert bench.coordinator.writes[-1].start_offset <= 11
+
+
+async def test_a_transaction_has_ended_when_its_marker_is_committed(home: Path) -> None:
+    bench = await loaded(home)
+    bench.settings = QueueSettings(reads_committed=True)
+    bench.partition.apply_config(LogConfig(flush_mode=FlushMode.GROUP))
+    transact(bench, 7, 3, 0)
+    bench.partition.log.flush()
+    finish(bench, 7, MarkerType.COMMIT)
+    assert bench.partition.high_watermark.offset == 3, "the marker is in the log, and not committed"
+    assert bench.fetch().count == 0
+    bench.partition.log.flush()
+    assert bench.fetch().acquired == [Acquired(0, 2, 1)]
 
 
 async def test_members_get_everything_if_they_do_not_care(home: Path) -> None:

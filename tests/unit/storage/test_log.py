@@ -318,11 +318,11 @@ class TestIdempotence:
 
         add(log, transactional(1, 0))
         add(log, transactional(2, 0))
-        assert log.first_unstable_offset == 0
+        assert log.first_unstable_offset(log.end_offset) == 0
         end(1, MarkerType.ABORT)
-        assert log.first_unstable_offset == 2
+        assert log.first_unstable_offset(log.end_offset) == 2
         end(2, MarkerType.COMMIT)
-        assert log.first_unstable_offset is None
+        assert log.first_unstable_offset(log.end_offset) is None
         for _ in range(3):
             expected = log.aborted_transactions(0, log.end_offset)
             assert [(a.producer_id, a.first_offset, a.last_offset, a.last_stable_offset) for a in expected] == [

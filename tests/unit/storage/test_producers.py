@@ -31,7 +31,7 @@ def refused(state: Producers, data: bytes) -> ErrorCode:
 def mark(state: Producers, kind: MarkerType, offset: int, *, epoch: int = 0, coordinator: int = 0):  # type: ignore[no-untyped-def]
     marker = EndMarker(kind, coordinator)
     header = read_header(encode_end_marker(marker, producer_id=1, producer_epoch=epoch, timestamp_ms=NOW_MS))
-    state.check_marker(header, marker)
+    state.check_marker(1, epoch, marker)
     return state.record_marker(header, offset, marker, NOW_MS)
 
 
@@ -106,7 +106,7 @@ class TestTransactions:
         state = Producers()
         write(state, transactional(0), 10)
         write(state, transactional(1), 11)
-        assert state.first_unstable_offset == 10
+        assert state.first_open_offset == 10
         assert refused(state, from_producer(1, 2)) is ErrorCode.INVALID_TXN_STATE
         aborted = mark(state, MarkerType.ABORT, 12)
         assert aborted is not None
@@ -116,7 +116,7 @@ class TestTransactions:
             12,
             13,
         )
-        assert state.first_unstable_offset is None
+        assert state.first_open_offset is None
         write(state, transactional(2), 13)
         assert mark(state, MarkerType.COMMIT, 14) is None
         assert mark(state, MarkerType.ABORT, 15) is None, "an empty transaction leaves no trace"
@@ -187,7 +187,7 @@ class TestSnapshots:
         again = Producers.from_bytes(state.to_bytes())
         assert again is not None
         assert again.to_bytes() == state.to_bytes()
-        assert again.first_unstable_offset == 19
+        assert again.first_open_offset == 19
         for sequence in range(4, 14, 2):
             found = again.check(read_header(from_producer(5, sequence, 2)))
             assert found is not None and found.first_offset == sequence
