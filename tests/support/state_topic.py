@@ -1,11 +1,16 @@
-"""A partition of an internal topic in memory: commits at once, when told to, or never."""
+"""A partition of an internal topic in memory: commits at once, when told to, or never.
+
+It knows its transactions: the epochs of producers, which transactions are open, and that the first batch of one needs
+what was given out by `begin_verification`.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from millrace.errors import ApiError, ErrorCode
-from millrace.records.batch import STAMP, read_header
+from millrace.records.batch import STAMP, BatchHeader, read_header
+from millrace.records.control import EndMarker, MarkerType, encode_end_marker
 from millrace.records.decode import iter_records
 from millrace.replication.state_topic import StateTopic
 from millrace.replication.watermark import Watermark
@@ -56,19 +61,57 @@ class FakePartition:
         self.refuse: ErrorCode | None = None
         self.refused_keys: set[bytes | None] = set()
         """Keys whose last append was refused."""
+        self.epochs: dict[int, int] = {}
+        """Of every producer, the last that was seen."""
+        self.open: set[int] = set()
+        """The producers that have a transaction open."""
+        self.verifications: dict[int, object] = {}
 
     def check_in_sync(self) -> None:
         """Always."""
 
-    def append(self, records: bytes, *, from_client: bool) -> FakeAppend:
+    def begin_verification(self, producer_id: int, epoch: int, sequence: int, *, bumps_epoch: bool) -> object | None:
+        assert sequence == 0
+        self._check_epoch(producer_id, epoch)
+        if producer_id in self.open and self.epochs[producer_id] == epoch:
+            return None
+        return self.verifications.setdefault(producer_id, object())
+
+    def _check_epoch(self, producer_id: int, epoch: int) -> None:
+        if epoch < self.epochs.get(producer_id, 0):
+            raise ApiError(ErrorCode.INVALID_PRODUCER_EPOCH)
+
+    def _check_producer(self, header: BatchHeader, verification: object | None) -> None:
+        producer_id = header.producer_id
+        if producer_id < 0:
+            return
+        self._check_epoch(producer_id, header.producer_epoch)
+        if header.is_control:
+            self.open.discard(producer_id)
+            self.verifications.pop(producer_id, None)
+        else:
+            assert header.is_transactional
+            if producer_id not in self.open and verification is not self.verifications.get(producer_id, self):
+                raise ApiError(ErrorCode.INVALID_TXN_STATE)
+            self.open.add(producer_id)
+        self.epochs[producer_id] = header.producer_epoch
+
+    def end_transaction(self, producer_id: int, epoch: int, *, commit: bool) -> FakeAppend:
+        """Write a marker, as the leader does for a coordinator."""
+        marker = EndMarker(MarkerType.COMMIT if commit else MarkerType.ABORT, 0)
+        batch = encode_end_marker(marker, producer_id=producer_id, producer_epoch=epoch, timestamp_ms=0)
+        return self.append(batch, from_client=False)
+
+    def append(self, records: bytes, *, from_client: bool, verification: object | None = None) -> FakeAppend:
         assert not from_client
         keys = {record.key for record in iter_records(records)}
         refuse = ErrorCode.MESSAGE_TOO_LARGE if len(records) > MAX_BATCH_BYTES else self.refuse
         if refuse is not None:
             self.refused_keys |= keys
             raise ApiError(refuse)
-        self.refused_keys -= keys
         header = read_header(records)
+        self._check_producer(header, verification)
+        self.refused_keys -= keys
         base = self.log.end_offset
         stamped = STAMP.pack(base, header.batch_length, self.leader_epoch) + bytes(records)[STAMP.size :]
         self.log.batches.append((base, stamped))

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from millrace.cluster.peers import Peers
     from millrace.cluster.presence import Presence
     from millrace.config import BrokerConfig
+    from millrace.errors import ErrorCode
     from millrace.groups.coordinator import GroupCoordinator
     from millrace.handlers.fetch_sessions import FetchSessions
     from millrace.queues.coordinator import ShareCoordinator
@@ -48,6 +49,8 @@ class Services:
     presence: Presence
     advertised: Callable[[str], tuple[str, int]]
     """The host and port that a client of the named listener is told to use."""
+    transaction_gate: TransactionGate | None = None
+    """Who knows which transactions are under way; without one no transaction can be written to."""
 
     @property
     def image(self) -> ClusterImage:
@@ -65,6 +68,24 @@ class Services:
     @property
     def cluster_id(self) -> str:
         return self.controller.image.cluster_id
+
+
+class TransactionGate(Protocol):
+    """The transaction coordinators, on this broker or another, as the leader of a partition asks them (KIP-890)."""
+
+    async def admit(
+        self,
+        transactional_id: str,
+        producer_id: int,
+        producer_epoch: int,
+        partitions: list[tuple[str, int]],
+        *,
+        add: bool,
+    ) -> dict[tuple[str, int], ErrorCode]:
+        """Whether the producer's transaction has these partitions, or with `add` have it get them.
+
+        An error per partition (one that is not named has none), or `ApiError` for all of them.
+        """
 
 
 class Peer(Protocol):
