@@ -1,10 +1,13 @@
 """Replay equals live: whatever a coordinator went through, its log read back gives what it had in memory.
 
 A history is a random list of things that happen to one shard: commits, joins, restarts of static members, rebalances,
-departures, expiries, deletions, refused writes, and a log that commits late. Groups are classic or of KIP-848, and
-become one from the other. At every check the offsets in memory are those of the committed part of the log; at the end,
-with everything committed, so is every group that is at rest. The one exception is a classic group that became empty
-while the log refused writes: as in Kafka its old generation stays in the log, and would time out after a restart.
+departures, expiries, deletions, refused writes, a log that commits late, transactions that commit offsets and end, of
+which the coordinator hears sooner or later, compaction, and failovers that keep or lose what was not committed. Groups
+are classic or of KIP-848, and become one from the other. At every check the offsets in memory are those of the
+committed part of the log, visible and pending ones, and those that `by_the_rules` finds without any of the
+coordinator's code; at the end, with everything committed, so is every group that is at rest. The one exception is a
+classic group that became empty while the log refused writes: as in Kafka its old generation stays in the log, and would
+time out after a restart.
 """
 
 from __future__ import annotations
@@ -13,8 +16,10 @@ import asyncio
 import uuid
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,17 +33,20 @@ from millrace.groups.modern.groups import Surroundings
 from millrace.groups.modern.protocol import ModernHeartbeat
 from millrace.groups.modern.target import flatten
 from millrace.groups.offsets.committed import OffsetToCommit
+from millrace.groups.offsets.group_offsets import GroupOffsets
+from millrace.groups.offsets.pending import PendingOffsets, Place
+from millrace.groups.offsets.records import OffsetRecord
+from millrace.groups.records import read_record
 from millrace.groups.settings import GroupSettings, GroupTimes
 from millrace.groups.shard import GroupShard
 from millrace.groups.share.groups import ShareSurroundings
 from millrace.groups.subscription import write_assignment
-from millrace.records.batch import split
-from millrace.records.decode import iter_records
-from millrace.replication.state_topic import breathe
+from millrace.replication.state_topic import StateRecord, breathe
 from support.groups import RANGE, STICKY, join_request
 from support.modern_groups import image_of, state_of
-from support.state_topic import FakeTopic
+from support.state_topic import FakeTopic, LogBatch
 
+PRODUCERS = (1_000, 1_001)
 GROUPS = ("g1", "g2")
 TOPICS = ("orders", "users")
 TOPIC_IDS = {topic: uuid.UUID(int=number) for number, topic in enumerate(TOPICS, 10)}
@@ -52,6 +60,21 @@ SETTINGS = GroupSettings(
 SURROUNDINGS = Surroundings(image=lambda: IMAGE, times=lambda _: GroupTimes(assignment_interval_ms=0))
 
 
+@dataclass
+class Committer:
+    """A producer whose coordinator agrees to everything, unless its last transaction is not over yet."""
+
+    world: World
+    producer_id: int
+    producer_epoch: int = 0
+    bumps_epoch: bool = False
+
+    async def admit(self, topic: str, partition: int) -> None:
+        await breathe()
+        if self.producer_id in self.world.ending:
+            raise ApiError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+
+
 class World:
     """A coordinator on a fake log; every step lets the loop come to rest."""
 
@@ -63,6 +86,8 @@ class World:
         )
         self.newcomers = 0
         self.pending: list[asyncio.Future[Any]] = []
+        self.ending: set[int] = set()
+        """Producers whose coordinator waits for a marker."""
 
     async def start(self) -> None:
         self.groups.partition_became_leader(0)
@@ -94,6 +119,49 @@ class World:
                 retention_ms=retention_ms,
             )
         )
+
+    async def commit_in_transaction(self, producer: int, group: str, topic: str, partition: int) -> None:
+        offset = OffsetToCommit(topic, partition, TOPIC_IDS[topic], self.fake[0].log.end_offset, 3, "in a transaction")
+        self.spawn(self.groups.commit_in_transaction(group, [offset], Committer(self, producer)))
+
+    async def end_transaction(self, producer: int, commits: bool, tells_at_once: bool) -> None:
+        """The marker is written; the coordinator of groups is told then, or when it is committed."""
+        partition = self.fake[0]
+        try:
+            offset = partition.end_transaction(producer, 0, commit=commits).last_offset
+        except ApiError:
+            return
+
+        def tell() -> None:
+            self.groups.transaction_ended(0, producer, commits, offset)
+
+        def committed(error: Exception | None) -> None:
+            self.ending.discard(producer)
+            if error is None and not tells_at_once:
+                tell()
+
+        self.ending.add(producer)
+        if tells_at_once:
+            tell()
+        if not partition.high_watermark.when(offset + 1, committed):
+            committed(None)
+
+    async def compact(self, drops_tombstones: bool) -> None:
+        self.fake[0].log.compact(self.fake[0].high_watermark.offset, drops_tombstones=drops_tombstones)
+
+    async def fail_over(self, tail: str) -> None:
+        """Another epoch begins: with all of the log, without what was not committed, or with that only in a moment."""
+        partition = self.fake[0]
+        self.groups.partition_lost(0)
+        if tail == "kept":
+            partition.commit()
+        elif tail == "lost":
+            partition.truncate()
+        partition.leader_epoch += 1
+        self.groups.partition_became_leader(0)
+        await self.rest()
+        await self.free_the_log()
+        await self.groups.loaded()
 
     async def join(self, group: str, instance_id: str | None, version: int, both: bool) -> None:
         self.spawn(
@@ -233,7 +301,7 @@ class World:
     async def commit_some(self) -> None:
         """One batch more."""
         log = self.fake[0].log
-        ends = [base for base, _ in log.batches] + [log.end_offset]
+        ends = [base for base, _ in log.stored] + [log.end_offset]
         self.fake[0].commit(min((end for end in ends if end > self.fake[0].high_watermark.offset), default=0))
 
     async def refuse(self) -> None:
@@ -263,19 +331,38 @@ class World:
 
     def replayed(self) -> GroupShard:
         shard = self.unread()
-        end = self.fake[0].high_watermark.offset
-        for _, data in self.fake[0].log.batches:
-            for batch in split(data):
-                for record in iter_records(batch.data):
-                    if record.offset < end and record.key is not None:
-                        shard.replay(record.key, record.value, record.offset)
+        for batch in self.committed_batches():
+            if batch.commits is not None:
+                shard.offsets.end_transaction(batch.producer_id, batch.base_offset, committed=batch.commits)
+                continue
+            for record in batch.records:
+                assert record.key is not None
+                if batch.producer_id < 0:
+                    shard.replay(record.key, record.value, record.offset)
+                else:
+                    shard.replay_pending(StateRecord(record.offset, record.key, record.value, batch.producer_id))
         return shard
+
+    def committed_batches(self) -> list[LogBatch]:
+        return self.fake[0].log.batches(self.fake[0].high_watermark.offset)
 
     def check_offsets(self) -> None:
         live, replayed = self.shard, self.replayed()
         for group in GROUPS:
             assert live.offsets.of_group(group) == replayed.offsets.of_group(group), group
         assert live.offsets.committed.count == replayed.offsets.committed.count
+        assert live.offsets.pending._producers == replayed.offsets.pending._producers
+        visible, pending = by_the_rules(self.committed_batches())
+        assert visible == {
+            Place(group, topic, partition): committed.record_offset
+            for group in GROUPS
+            for topic, partitions in live.offsets.of_group(group).items()
+            for partition, committed in partitions.items()
+        }
+        assert pending == pending_of(live)
+        for group in GROUPS:
+            slots = {(place.topic, place.partition) for _, place in pending if place.group_id == group}
+            assert live.offsets.pending_of_group(group) == slots
 
     async def check_all(self) -> None:
         self.fake[0].refuse = None
@@ -297,7 +384,10 @@ class World:
         loaded = await self.fake.topic.load(0)
         latest = self.unread()
         for record in loaded:
-            latest.replay(record.key, record.value, record.offset)
+            if record.producer_id < 0:
+                latest.replay(record.key, record.value, record.offset)
+            else:
+                latest.replay_pending(record)
         # The latest record of every key says the same as all records in order.
         assert {key: at_rest(group) for key, group in latest.classic.groups.items()} == {
             key: at_rest(group) for key, group in read_groups.items()
@@ -305,6 +395,7 @@ class World:
         assert modern_of(latest) == modern_of(replayed)
         for group in GROUPS:
             assert latest.offsets.of_group(group) == replayed.offsets.of_group(group)
+        assert latest.offsets.pending._producers == replayed.offsets.pending._producers
 
     async def end(self) -> None:
         await self.groups.stop()
@@ -313,6 +404,43 @@ class World:
         results = await asyncio.gather(*self.pending, return_exceptions=True)
         for result in results:
             assert not isinstance(result, Exception) or isinstance(result, ApiError), result
+
+
+def by_the_rules(batches: list[LogBatch]) -> tuple[dict[Place, int], dict[tuple[int, Place], int]]:
+    """Which records' offsets are visible, and which pending, by what the log says of them.
+
+    Visible is the last record of a key that is in no transaction or in a committed one, unless it is a tombstone.
+    Pending is the last one of each open transaction, unless a tombstone lies behind it.
+    """
+    last: dict[Place, tuple[int, bool]] = {}
+    tombstones: dict[Place, int] = {}
+    pending: dict[tuple[int, Place], int] = {}
+    for batch in batches:
+        if batch.fate == "aborted" or batch.commits is not None:
+            continue
+        for record in batch.records:
+            commit = read_record(record.key or b"", record.value, record.offset)
+            if not isinstance(commit, OffsetRecord):
+                continue
+            place = Place(commit.group_id, commit.topic, commit.partition)
+            if batch.fate == "open":
+                pending[batch.producer_id, place] = record.offset
+                continue
+            last[place] = record.offset, commit.value is not None
+            if commit.value is None:
+                tombstones[place] = record.offset
+    return (
+        {place: offset for place, (offset, has_value) in last.items() if has_value},
+        {key: offset for key, offset in pending.items() if tombstones.get(key[1], -1) < offset},
+    )
+
+
+def pending_of(shard: GroupShard) -> dict[tuple[int, Place], int]:
+    return {
+        (producer_id, place): committed.record_offset
+        for producer_id, written in shard.offsets.pending._producers.items()
+        for place, committed in written.items()
+    }
 
 
 def modern_of(shard: GroupShard) -> dict[str, object]:
@@ -360,7 +488,18 @@ _JOIN = _event(World.join, _GROUP, st.sampled_from([None, "red", "green"]), st.s
 _COMMIT = _event(
     World.commit, _GROUP, _TOPIC, _PARTITION, st.sampled_from([-1, -1, -1, 5_000]), st.booleans()
 )  # fmt: skip
+_COMMIT_IN_TRANSACTION = _event(
+    World.commit_in_transaction, st.sampled_from(PRODUCERS), _GROUP, _TOPIC, st.integers(0, 1)
+)  # fmt: skip
+_END = _event(World.end_transaction, st.sampled_from(PRODUCERS), st.booleans(), st.booleans())
+_FAIL_OVER = _event(World.fail_over, st.sampled_from(["kept", "lost", "late"]))
+_COMPACT = _event(World.compact, st.booleans())
 EVENTS = st.one_of(
+    _COMMIT_IN_TRANSACTION,
+    _COMMIT_IN_TRANSACTION,
+    _END,
+    _FAIL_OVER,
+    _COMPACT,
     _COMMIT,
     _COMMIT,
     _JOIN,
@@ -418,3 +557,89 @@ async def run(history: list[Event]) -> None:
 @given(st.sampled_from([[], PRELUDE, MIXED]), st.lists(EVENTS, min_size=5, max_size=50))
 def test_replay_equals_live(prelude: list[Event], history: list[Event]) -> None:
     asyncio.run(run(prelude + history))
+
+
+OFFSET_EVENTS = st.one_of(
+    _COMMIT_IN_TRANSACTION,
+    _COMMIT_IN_TRANSACTION,
+    _COMMIT_IN_TRANSACTION,
+    _END,
+    _END,
+    _FAIL_OVER,
+    _COMPACT,
+    _COMMIT,
+    _event(World.delete_group, _GROUP),
+    _event(World.delete_offset, _GROUP, _TOPIC, st.integers(0, 1)),
+    _event(World.delete_topic, _TOPIC),
+    _event(World.wait, st.sampled_from([8.0, 70.0])),
+    _event(World.hold_the_log),
+    _event(World.free_the_log),
+    _event(World.commit_some),
+    _event(World.refuse),
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(OFFSET_EVENTS, min_size=5, max_size=50))
+def test_replay_equals_live_with_many_transactions(history: list[Event]) -> None:
+    asyncio.run(run(history))
+
+
+# A transaction of each kind, with what happens between its commits and its marker.
+TRANSACTIONS: list[Event] = [
+    (World.commit, ("g1", "orders", 0, -1, False)),
+    (World.commit_in_transaction, (1_000, "g1", "orders", 0)),
+    (World.commit_in_transaction, (1_000, "g1", "orders", 1)),
+    (World.commit_in_transaction, (1_001, "g2", "users", 0)),
+    (World.commit, ("g1", "orders", 1, -1, False)),
+    (World.hold_the_log, ()),
+    (World.commit_in_transaction, (1_000, "g1", "users", 0)),
+    (World.end_transaction, (1_000, True, False)),
+    (World.end_transaction, (1_001, False, True)),
+    (World.commit_some, ()),
+    (World.free_the_log, ()),
+    (World.compact, (True,)),
+    (World.fail_over, ("kept",)),
+]
+
+
+# A tombstone drops what is pending.
+DELETIONS: list[Event] = [
+    (World.commit_in_transaction, (1_000, "g1", "orders", 0)),
+    (World.delete_offset, ("g1", "orders", 0)),
+    (World.end_transaction, (1_000, True, True)),
+]
+
+
+def test_a_history_of_transactions() -> None:
+    asyncio.run(run([*TRANSACTIONS, *DELETIONS]))
+
+
+def _visible_at_once(self: GroupOffsets, _producer_id: int, place: Place, committed: Any) -> None:
+    self._put(*place, committed)
+
+
+def _never_dropped(self: PendingOffsets, producer_id: int, below_offset: int) -> list[Any]:
+    return list(self._producers.get(producer_id, {}).items()) if below_offset else []
+
+
+def _by_marker(self: GroupOffsets, producer_id: int, marker_offset: int, *, committed: bool) -> None:
+    for place, pending in self.pending.end(producer_id, marker_offset):
+        if committed:
+            self.committed.put(*place, pending)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "bug"),
+    [
+        (GroupOffsets, "_put_pending", _visible_at_once),
+        (PendingOffsets, "end", _never_dropped),
+        (GroupOffsets, "end_transaction", _by_marker),
+        (PendingOffsets, "withdraw", lambda *_: None),
+        (GroupShard, "transaction_ended", lambda *_, **__: None),
+    ],
+)
+def test_planted_bugs_are_caught(owner: type, name: str, bug: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(owner, name, bug)
+    with pytest.raises(AssertionError):
+        asyncio.run(run([*TRANSACTIONS, *DELETIONS]))

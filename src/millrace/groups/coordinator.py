@@ -3,15 +3,16 @@
 Owner of the shards and of their tasks. Handlers call it; every failure that concerns a whole request is an ApiError.
 Not here: how shards come and go (`replication.sharded`), the kinds of groups and their offsets
 (`shard`), requests and responses (`handlers.groups`, `handlers.consumer_groups`, `handlers.share_groups`,
-`handlers.group_offsets`, `handlers.share_offsets`).
+`handlers.group_offsets`, `handlers.transaction_offsets`, `handlers.share_offsets`).
 """
 
 from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, KeysView, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from millrace.clock import Clock
 from millrace.errors import ApiError, ErrorCode
@@ -29,7 +30,7 @@ from millrace.groups.environment import HeartbeatResult
 from millrace.groups.modern.group import ModernGroup
 from millrace.groups.modern.groups import Surroundings
 from millrace.groups.modern.protocol import ModernHeartbeat, check_fetch
-from millrace.groups.offsets.committed import OffsetToCommit, TopicOffsets
+from millrace.groups.offsets.committed import OffsetToCommit, PartitionCheck, Slot, TopicOffsets
 from millrace.groups.settings import GroupSettings
 from millrace.groups.shard import GroupShard
 from millrace.groups.share.group import ShareGroup
@@ -39,8 +40,8 @@ from millrace.groups.share.protocol import ShareHeartbeat
 from millrace.groups.share.records import NO_TOPICS, Topics
 from millrace.groups.subscription import CONSUMER_PROTOCOL_TYPE
 from millrace.model import NO_TIMESTAMP
-from millrace.replication.sharded import ShardedCoordinator, ShardState
-from millrace.replication.state_topic import StateTopic
+from millrace.replication.sharded import WRITE_ERRORS, ShardedCoordinator, ShardState
+from millrace.replication.state_topic import StateTopic, Transaction
 from millrace.tasks import Work
 
 log = logging.getLogger(__name__)
@@ -86,6 +87,23 @@ class ListedGroup:
     state: str
     protocol_type: str
     group_type: str
+
+
+class ProducerOfTransaction(Protocol):
+    """Who commits offsets in a transaction."""
+
+    @property
+    def producer_id(self) -> int: ...
+
+    @property
+    def producer_epoch(self) -> int: ...
+
+    @property
+    def bumps_epoch(self) -> bool:
+        """Whether every transaction of it has an epoch of its own (KIP-890)."""
+
+    async def admit(self, topic: str, partition: int) -> None:
+        """Have its coordinator agree that the partition is part of the transaction; ApiError where it does not."""
 
 
 class GroupCoordinator(ShardedCoordinator[GroupShard]):
@@ -203,20 +221,69 @@ class GroupCoordinator(ShardedCoordinator[GroupShard]):
         shard = self._shard(group_id)
         _check_not_shared(shard, group_id)
         check = shard.check_commit(group_id, member_id, instance_id, generation, has_member_epochs=has_member_epochs)
-        limit = self.settings.offset_metadata_max_bytes
-        errors = [
-            ErrorCode.OFFSET_METADATA_TOO_LARGE
-            if len(offset.metadata) > limit
-            else check(offset.topic_id, offset.partition)
-            for offset in offsets
-        ]
-        accepted = [offset for offset, error in zip(offsets, errors, strict=True) if error is ErrorCode.NONE]
+        errors, accepted = self._judge(offsets, check)
         if accepted:
             expire_ms = (
                 NO_TIMESTAMP if retention_ms < 0 else min(self._clock.wall_ms() + retention_ms, MAX_TIMESTAMP_MS)
             )
             await shard.offsets.commit(group_id, accepted, expire_ms)
         return errors
+
+    async def commit_in_transaction(
+        self,
+        group_id: str,
+        offsets: Sequence[OffsetToCommit],
+        producer: ProducerOfTransaction,
+        *,
+        member_id: str = NO_MEMBER_ID,
+        instance_id: str | None = None,
+        generation: int = -1,
+    ) -> list[ErrorCode]:
+        """Commit offsets as part of a transaction; one error per offset, in their order. Returns when they are durable.
+
+        They become visible when the transaction is committed (`transaction_ended`). Before the first of a transaction
+        its coordinator is asked, by `producer`. Cancellation does not take a commit back. ApiError: the request as a
+        whole is refused.
+        """
+        index = self._shard(group_id, needs_name=True).index
+        transaction = await self._admitted(index, producer)
+        # Somebody else may coordinate the group by now; a guard of another leadership would not be accepted.
+        shard = self._shard(group_id)
+        _check_not_shared(shard, group_id)
+        check = shard.check_transactional_commit(group_id, member_id, instance_id, generation)
+        errors, accepted = self._judge(offsets, check)
+        if accepted:
+            await shard.offsets.commit(group_id, accepted, transaction=transaction)
+        return errors
+
+    async def _admitted(self, index: int, producer: ProducerOfTransaction) -> Transaction:
+        """The producer's transaction, once its coordinator has agreed to this partition of the topic."""
+        try:
+            verification = self._topic.begin_verification(
+                index, producer.producer_id, producer.producer_epoch, bumps_epoch=producer.bumps_epoch
+            )
+        except ApiError as error:
+            raise ApiError(WRITE_ERRORS.get(error.code, error.code), error.message) from error
+        if verification is not None:
+            await producer.admit(self._topic.name, index)
+        return Transaction(producer.producer_id, producer.producer_epoch, verification)
+
+    def transaction_ended(self, partition_index: int, producer_id: int, committed: bool, offset: int) -> None:
+        """A marker was written to a partition of the topic, at `offset`: offsets become visible, or are dropped.
+
+        To be told when the marker is appended, or at the latest when it is committed and before that is answered: the
+        producer's next transaction must not begin here before. It takes effect in the order of the log.
+        """
+        shard = self._shards.get(partition_index)
+        if shard is not None:  # else whoever loads the partition next finds the marker
+            shard.transaction_ended(producer_id, offset, committed=committed)
+
+    def unstable_offsets(self, group_id: str) -> KeysView[Slot]:
+        """The partitions of which an open transaction has committed an offset; a view to be read before the next await.
+
+        `fetch_offsets` with `require_stable` has waited for what may change it.
+        """
+        return self._shard(group_id).offsets.pending_of_group(group_id)
 
     async def fetch_offsets(
         self,
@@ -228,7 +295,8 @@ class GroupCoordinator(ShardedCoordinator[GroupShard]):
     ) -> TopicOffsets:
         """What the group has committed, by topic and partition; a view to be read before the next await.
 
-        With `require_stable` commits that are on their way are waited for. A member of a KIP-848 group that names
+        With `require_stable` commits that are on their way are waited for; what open transactions have committed is
+        named by `unstable_offsets`. A member of a KIP-848 group that names
         itself must be in its current epoch.
         """
         shard = self._shard(group_id)
@@ -260,11 +328,11 @@ class GroupCoordinator(ShardedCoordinator[GroupShard]):
             )
             for topic, partition in partitions
         }
-        held = shard.offsets.of_group(group_id)
+        held, pending = shard.offsets.of_group(group_id), shard.offsets.pending_of_group(group_id)
         gone = [
             (topic, partition)
             for (topic, partition), error in results.items()
-            if error is ErrorCode.NONE and partition in held.get(topic, {})
+            if error is ErrorCode.NONE and (partition in held.get(topic, {}) or (topic, partition) in pending)
         ]
         if gone:
             await shard.offsets.remove(group_id, gone)
@@ -352,6 +420,19 @@ class GroupCoordinator(ShardedCoordinator[GroupShard]):
         return results
 
     # Inside
+
+    def _judge(
+        self, offsets: Sequence[OffsetToCommit], check: PartitionCheck
+    ) -> tuple[list[ErrorCode], list[OffsetToCommit]]:
+        """An error for each offset of a commit, and those that have none."""
+        limit = self.settings.offset_metadata_max_bytes
+        errors = [
+            ErrorCode.OFFSET_METADATA_TOO_LARGE
+            if len(offset.metadata) > limit
+            else check(offset.topic_id, offset.partition)
+            for offset in offsets
+        ]
+        return errors, [offset for offset, error in zip(offsets, errors, strict=True) if error is ErrorCode.NONE]
 
     def _shard(self, group_id: str, *, needs_name: bool = False) -> GroupShard:
         """The shard that answers for the group, or the ApiError that says why none does here."""

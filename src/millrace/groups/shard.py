@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from uuid import UUID
 
 from millrace.clock import Clock
-from millrace.errors import ErrorCode
+from millrace.errors import ApiError, ErrorCode, ProtocolError
 from millrace.groups.classic.effects import (
     NO_MEMBER_ID,
     JoinRequest,
@@ -31,7 +31,7 @@ from millrace.groups.classic.groups import ClassicGroups
 from millrace.groups.classic.records import GroupRecord
 from millrace.groups.modern.group import ModernGroup
 from millrace.groups.modern.groups import ModernGroups, Surroundings
-from millrace.groups.offsets.committed import PartitionCheck
+from millrace.groups.offsets.committed import PartitionCheck, accept
 from millrace.groups.offsets.group_offsets import GroupOffsets
 from millrace.groups.offsets.records import OffsetRecord
 from millrace.groups.records import read_record
@@ -40,7 +40,7 @@ from millrace.groups.share.groups import ShareGroups, ShareSurroundings
 from millrace.groups.share.records import ShareRecord
 from millrace.groups.timers import GroupTimers, TimerKey, Timers
 from millrace.replication.sharded import StateShard
-from millrace.replication.state_topic import StateTopic
+from millrace.replication.state_topic import StateRecord, StateTopic
 
 
 class GroupShard(StateShard):
@@ -89,6 +89,12 @@ class GroupShard(StateShard):
                 self.share.replay(record)
             case record:
                 self.modern.replay(record)
+
+    def replay_pending(self, record: StateRecord) -> None:
+        commit = read_record(record.key, record.value, record.offset)
+        if not isinstance(commit, OffsetRecord):
+            raise ProtocolError("only commits are part of transactions")
+        self.offsets.replay_pending(commit, record.producer_id)
 
     @property
     def is_empty(self) -> bool:
@@ -154,6 +160,25 @@ class GroupShard(StateShard):
             group_id, member_id, instance_id, generation, has_member_epochs=has_member_epochs
         )
 
+    def check_transactional_commit(
+        self, group_id: str, member_id: str, instance_id: str | None, generation: int
+    ) -> PartitionCheck:
+        """The same for a commit in a transaction, to whose client a member's epoch is a generation (KIP-447)."""
+        if group_id not in self.modern:
+            self.classic.check_transactional_commit(group_id, member_id, instance_id, generation)
+            return accept
+        try:
+            check = self.modern.check_commit(group_id, member_id, generation, has_member_epochs=True)
+        except ApiError as error:
+            raise ApiError(_as_generation(error.code), error.message) from error
+        return lambda topic_id, partition: _as_generation(check(topic_id, partition))
+
+    def transaction_ended(self, producer_id: int, marker_offset: int, *, committed: bool) -> None:
+        """The marker of a transaction was appended: it takes effect when it is durable, in the order of the log."""
+        self._writer.note(
+            marker_offset, lambda offset: self.offsets.end_transaction(producer_id, offset, committed=committed)
+        )
+
     async def delete_group(self, group_id: str) -> None:
         """Delete an empty group and its offsets, durably; until then nobody can join it."""
         if group_id in self.share:
@@ -180,7 +205,8 @@ class GroupShard(StateShard):
         return group_id in self.classic or group_id in self.modern
 
     def has_offsets(self, group_id: str) -> bool:
-        return bool(self.offsets.of_group(group_id))
+        """Whether it has committed any, be it in a transaction that is still open."""
+        return self.offsets.has_any(group_id)
 
     def keep_offsets(self, group_id: str) -> None:
         """The group is gone: if it has offsets they are a simple group's from now on."""
@@ -188,12 +214,12 @@ class GroupShard(StateShard):
             self.offsets_came(group_id)
 
     def offsets_came(self, group_id: str) -> None:
-        """The group has offsets now: if nobody knows it, it is a simple group."""
+        """The group has offsets now, or pending ones: if nobody knows it, it is a simple group."""
         if not self.knows(group_id):
             self.classic.begin_simple(group_id)
 
     def offsets_went(self, group_id: str) -> None:
-        """The group has no offsets any more: a simple group ends with them."""
+        """The group has no offsets any more, nor pending ones: a simple group ends with them."""
         self.classic.drop_simple(group_id)
 
     async def when_durable(self, done: asyncio.Future[None] | None) -> None:
@@ -211,3 +237,7 @@ class GroupShard(StateShard):
             self.share.timer_fired(*key)
         else:
             self.modern.timer_fired(*key)
+
+
+def _as_generation(code: ErrorCode) -> ErrorCode:
+    return ErrorCode.ILLEGAL_GENERATION if code is ErrorCode.STALE_MEMBER_EPOCH else code

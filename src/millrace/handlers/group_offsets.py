@@ -6,13 +6,13 @@ coordinator's business.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
 from millrace.errors import ApiError, ErrorCode
-from millrace.groups.offsets.committed import NO_OFFSET, CommittedOffset, OffsetToCommit, TopicOffsets
+from millrace.groups.offsets.committed import NO_OFFSET, CommittedOffset, OffsetToCommit, Slot, TopicOffsets
 from millrace.handlers.context import RequestContext
 from millrace.handlers.registry import api
 from millrace.model import ZERO_UUID
@@ -119,7 +119,8 @@ async def offset_fetch(context: RequestContext, request: OffsetFetchRequest) -> 
     """Read committed offsets; a partition without one, or a group that does not exist, has offset -1.
 
     Versions: v2 reads everything where the topics are null and puts errors of the group at the top; v5 adds the leader
-    epoch; v7 require_stable, which waits for commits that are on their way; v8 reads several groups (KIP-709); v10
+    epoch; v7 require_stable, which waits for commits that are on their way, and is UNSTABLE_OFFSET_COMMIT for a
+    partition of which an open transaction has committed an offset (KIP-447); v8 reads several groups (KIP-709); v10
     names topics by id (UNKNOWN_TOPIC_ID), and an offset of a deleted topic of the same name is not returned. From v9
     a member of a KIP-848 group may name its epoch, which must be its current one (STALE_MEMBER_EPOCH).
     """
@@ -211,17 +212,19 @@ async def _fetch(
 ) -> tuple[ErrorCode, list[_Found]]:
     """The offsets of one group, and the error of the whole group, in which case there are none."""
     try:
-        held = await context.broker.groups.fetch_offsets(
+        groups = context.broker.groups
+        held = await groups.fetch_offsets(
             group_id, require_stable=stable, member_id=member_id, member_epoch=member_epoch
         )
+        unstable: Collection[Slot] = groups.unstable_offsets(group_id) if stable else ()
     except ApiError as error:
         return error.code, []
     if wanted is None:
-        return ErrorCode.NONE, _everything(context, held)
-    return ErrorCode.NONE, [_pick(context, held, topic) for topic in wanted]
+        return ErrorCode.NONE, _everything(context, held, unstable)
+    return ErrorCode.NONE, [_pick(context, held, unstable, topic) for topic in wanted]
 
 
-def _everything(context: RequestContext, held: TopicOffsets) -> list[_Found]:
+def _everything(context: RequestContext, held: TopicOffsets, unstable: Collection[Slot]) -> list[_Found]:
     found = []
     for name, partitions in held.items():
         topic = context.broker.image.topics.get(name)
@@ -229,13 +232,17 @@ def _everything(context: RequestContext, held: TopicOffsets) -> list[_Found]:
             # A topic without an id cannot be named in this version.
             continue
         topic_id = ZERO_UUID if topic is None else topic.topic_id
-        found.append(
-            _Found(name, topic_id, [(index, committed, ErrorCode.NONE) for index, committed in partitions.items()])
-        )
+        answers = [
+            (index, _NOTHING, ErrorCode.UNSTABLE_OFFSET_COMMIT)
+            if (name, index) in unstable
+            else (index, committed, ErrorCode.NONE)
+            for index, committed in partitions.items()
+        ]
+        found.append(_Found(name, topic_id, answers))
     return found
 
 
-def _pick(context: RequestContext, held: TopicOffsets, wanted: _Wanted) -> _Found:
+def _pick(context: RequestContext, held: TopicOffsets, unstable: Collection[Slot], wanted: _Wanted) -> _Found:
     name, topic_id = wanted.name, wanted.topic_id
     if context.version >= 10:
         topic = context.broker.image.topics_by_id.get(topic_id)
@@ -246,6 +253,9 @@ def _pick(context: RequestContext, held: TopicOffsets, wanted: _Wanted) -> _Foun
     partitions = held.get(name, {})
     picked = []
     for index in wanted.partitions:
+        if (name, index) in unstable:
+            picked.append((index, _NOTHING, ErrorCode.UNSTABLE_OFFSET_COMMIT))
+            continue
         committed = partitions.get(index, _NOTHING)
         picked.append((index, committed if committed.belongs_to(topic_id) else _NOTHING, ErrorCode.NONE))
     return _Found(name, topic_id, picked)

@@ -20,7 +20,8 @@ from typing import Any, Final, Generic, TypeVar
 
 from millrace.clock import Clock
 from millrace.errors import ApiError, ErrorCode, ProtocolError, StorageError
-from millrace.replication.state_topic import Entry, StateRecord, StateTopic
+from millrace.model import NO_PRODUCER_ID
+from millrace.replication.state_topic import Entry, StateRecord, StateTopic, Transaction
 from millrace.replication.state_writer import StateWriter, nothing
 from millrace.tasks import Tasks, Work, cancel
 
@@ -73,6 +74,10 @@ class StateShard:
         """Apply one record of the log; ProtocolError where it cannot be read."""
         raise NotImplementedError
 
+    def replay_pending(self, record: StateRecord) -> None:
+        """Take note of a record of a transaction that is still open; ProtocolError where there should be none."""
+        raise ProtocolError(f"it is part of a transaction of producer {record.producer_id}")
+
     def _records(self) -> AsyncIterator[StateRecord]:
         """What is replayed: the latest record of every key, unless records build on each other."""
         return self._topic.latest(self.index)
@@ -124,7 +129,10 @@ class StateShard:
     async def _load(self) -> None:
         async for record in self._records():
             try:
-                self.replay(record.key, record.value, record.offset)
+                if record.producer_id == NO_PRODUCER_ID:
+                    self.replay(record.key, record.value, record.offset)
+                else:
+                    self.replay_pending(record)
             except ProtocolError as error:
                 # One record that cannot be read must not take everything that is kept in the partition with it.
                 log.warning("%s-%d: record %d is unreadable: %s", self._topic.name, self.index, record.offset, error)
@@ -144,6 +152,7 @@ class StateShard:
         apply: Callable[[int], None] = nothing,
         *,
         too_large: ErrorCode = ErrorCode.UNKNOWN_SERVER_ERROR,
+        transaction: Transaction | None = None,
     ) -> asyncio.Future[None]:
         """Append now; the future is done when `apply(base offset)` has put it into effect, or fails with the shard.
 
@@ -152,7 +161,7 @@ class StateShard:
         try:
             if self.state is not ShardState.ACTIVE:
                 raise ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
-            return self._writer.write(entries, apply, self._clock.wall_ms())
+            return self._writer.write(entries, apply, self._clock.wall_ms(), transaction)
         except ApiError as error:
             code = too_large if error.code in _TOO_LARGE else WRITE_ERRORS.get(error.code, error.code)
             raise ApiError(code, error.message) from error

@@ -1,6 +1,7 @@
 """Writing to one led partition of an internal topic: appended at once, in effect when durable, in the order of the log.
 
 So what is in a coordinator's memory is always what a replay would give, and whoever hung up does not stop a change.
+What others append to the partition, the markers of transactions, takes its place in the order by its offset (`note`).
 Owner: a shard (`sharded.StateShard`), whose task runs `confirm`. Not here: what the records mean, and what a failed
 write means to a client.
 """
@@ -13,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from millrace.errors import ApiError, ErrorCode
-from millrace.replication.state_topic import Entry, StateTopic
+from millrace.replication.state_topic import Entry, StateTopic, Transaction
 
 
 @dataclass(slots=True)
@@ -37,15 +38,30 @@ class StateWriter:
     def __repr__(self) -> str:
         return f"<writer of {self._topic.name}-{self._index}, {len(self._writes)} writes under way>"
 
-    def write(self, entries: Sequence[Entry], apply: Callable[[int], None], now_ms: int) -> asyncio.Future[None]:
+    def write(
+        self,
+        entries: Sequence[Entry],
+        apply: Callable[[int], None],
+        now_ms: int,
+        transaction: Transaction | None = None,
+    ) -> asyncio.Future[None]:
         """Append now; `apply(base offset)` is called and the future done once it is durable.
 
         ApiError or StorageError: nothing was appended. The future fails when the leadership is lost on the way.
         """
         if self._is_closed:
             raise ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
-        appended = self._topic.append(self._index, entries, now_ms)
+        appended = self._topic.append(self._index, entries, now_ms, transaction)
         return self._queue(appended.base_offset, appended.last_offset, apply)
+
+    def note(self, offset: int, apply: Callable[[int], None]) -> None:
+        """Somebody else has appended a record at `offset`: `apply(offset)` is called once it is durable, in its turn.
+
+        It may be told at any time after the append: what lies before it in the log is in effect before it, and so is
+        what lies behind it after it, unless it was in effect already.
+        """
+        if not self._is_closed:
+            self._queue(offset, offset, apply)
 
     def settled(self) -> asyncio.Future[None] | None:
         """Done when everything written so far is in effect; None where it is already."""
@@ -81,7 +97,10 @@ class StateWriter:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         # Who waits may have hung up: an error that nobody asks for is no news.
         done.add_done_callback(_look_at)
-        self._writes.append(_Write(base_offset, last_offset, apply, done))
+        place = len(self._writes)
+        while place and self._writes[place - 1].last_offset > last_offset:
+            place -= 1
+        self._writes.insert(place, _Write(base_offset, last_offset, apply, done))
         self._written.set()
         return done
 

@@ -10,6 +10,7 @@ import pytest
 from millrace.clock import ManualClock
 from millrace.errors import ApiError, ErrorCode, ProtocolError, StorageError
 from millrace.replication.sharded import ShardState, StateShard
+from millrace.replication.state_topic import Transaction
 from support.one_loop import until
 from support.state_topic import FakeTopic
 
@@ -169,3 +170,30 @@ async def test_nothing_is_written_before_everything_is_loaded(bench: Bench) -> N
         bench.shard.put(b"a", b"1")
     assert refused.value.code is ErrorCode.NOT_COORDINATOR
     assert bench.fake[0].log.end_offset == 0
+
+
+async def test_what_others_append_takes_its_turn(bench: Bench) -> None:
+    shard = await bench.start()
+    seen: list[int] = []
+    for _ in range(3):
+        shard.append([(b"a", b"1")], seen.append)
+        bench.fake.topic.append(0, [(b"from others", b"1")], 0)
+    shard._writer.note(3, seen.append)
+    shard._writer.note(1, seen.append)
+    shard._writer.note(5, seen.append)
+    bench.fake[0].commit(2)
+    await until(lambda: len(seen) == 2)
+    assert seen == [0, 1]
+    bench.fake[0].commit()
+    await shard.settled()
+    assert seen == [0, 1, 2, 3, 4, 5]
+    shard.close()
+    shard._writer.note(6, seen.append)
+    assert not shard._writer._writes
+
+
+async def test_a_shard_that_knows_no_transactions_passes_over_them(bench: Bench) -> None:
+    guard = bench.fake.topic.begin_verification(0, 7, 0, bumps_epoch=False)
+    bench.fake.topic.append(0, [(b"a", b"1")], 0, Transaction(7, 0, guard))
+    bench.log((b"b", b"2"))
+    assert (await bench.start()).kept == {b"b": b"2"}

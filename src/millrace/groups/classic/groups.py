@@ -170,6 +170,18 @@ class ClassicGroups:
             raise ApiError(error)
         return accept
 
+    def check_transactional_commit(
+        self, group_id: str, member_id: str, instance_id: str | None, generation: int
+    ) -> None:
+        """ApiError where these ids may not commit in a transaction; a group that is not known may be begun by one."""
+        group = self.groups.get(group_id)
+        if group is not None:
+            error = protocol.check_transactional_commit(group, member_id, instance_id, generation)
+        else:
+            error = ErrorCode.NONE if generation < 0 else ErrorCode.ILLEGAL_GENERATION
+        if error is not ErrorCode.NONE:
+            raise ApiError(error)
+
     def begin_simple(self, group_id: str) -> None:
         """Commits without membership make a simple group, which has no record of its own."""
         self.groups[group_id] = ClassicGroup(group_id)

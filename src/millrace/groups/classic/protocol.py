@@ -172,6 +172,22 @@ def check_commit(
     return ErrorCode.NONE, [session_renewal(group.members[member_id])]
 
 
+def check_transactional_commit(
+    group: ClassicGroup, member_id: str, instance_id: str | None, generation: int
+) -> ErrorCode:
+    """Whether these ids may commit offsets in a transaction.
+
+    Who names nobody may, whoever is in the group: before TxnOffsetCommit v3 there was no other way. A rebalance does
+    not matter, and a commit is no sign of life of the member: the producer sends it.
+    """
+    if group.state is GroupState.DEAD:
+        return ErrorCode.COORDINATOR_NOT_AVAILABLE
+    names_nobody = member_id == NO_MEMBER_ID and instance_id is None
+    if generation < 0 and (names_nobody or group.state is GroupState.EMPTY):
+        return ErrorCode.NONE
+    return _member_error(group, member_id, instance_id, generation)
+
+
 def expired_offsets(group: ClassicGroup, held: TopicOffsets, now_ms: int, retention_ms: int) -> list[Slot]:
     """Which of the group's offsets have outlived their retention.
 

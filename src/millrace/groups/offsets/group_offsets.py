@@ -5,24 +5,36 @@ asked of the group (`check_commit` of the shard) by whoever calls `commit`. Grou
 offsets of a group that nobody knows make a simple group, which ends with its last offset; and a group that is deleted
 or has expired takes its offsets along.
 
-Owner: the shard, on whose loop everything runs. Not here: the map (`committed`), the rules by which offsets expire
-(`expiry`), bytes (`records`), offsets of transactions, which are not served yet.
+Invariants of transactions (KIP-98, KIP-447)
+- An offset of a transaction is pending, and nobody reads it, until the commit marker of its producer in this partition
+  of the log is durable. An abort marker drops it.
+- Of several commits for a partition, in transactions or not, the one counts whose record lies last in the log: a
+  pending offset that a marker makes visible does not replace one whose record lies behind it. Compaction keeps the last
+  record, so that a log means the same before and after it, wherever the markers are.
+- Memory is what a replay of the log gives, at every marker, and so is what is pending.
+- A tombstone drops what is pending for its partition, too: offsets of a deleted group or topic do not come back.
+- While an offset is pending neither that partition's offset nor the group expires.
+
+Owner: the shard, on whose loop everything runs. Not here: the maps (`committed`, `pending`), the rules by which offsets
+expire (`expiry`), bytes (`records`), who writes markers (`handlers.markers`).
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, KeysView, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Final, Protocol
 from uuid import UUID
 
 from millrace.errors import ErrorCode
 from millrace.groups.offsets.committed import CommittedOffset, CommittedOffsets, OffsetToCommit, Slot, TopicOffsets
+from millrace.groups.offsets.pending import PendingOffsets, Place
 from millrace.groups.offsets.records import OffsetRecord, offset_key, offset_value
 from millrace.model import NO_EPOCH, NO_TIMESTAMP, ZERO_UUID
-from millrace.replication.state_topic import Entry, breathe
+from millrace.replication.state_topic import Entry, Transaction, breathe
 
 _TOMBSTONES_PER_BATCH: Final = 1_000
 _EXPIRED_PER_SLICE: Final = 200
@@ -37,7 +49,12 @@ class Host(Protocol):
     def now_ms(self) -> int: ...
 
     def append(
-        self, entries: Sequence[Entry], apply: Callable[[int], None], *, too_large: ErrorCode
+        self,
+        entries: Sequence[Entry],
+        apply: Callable[[int], None],
+        *,
+        too_large: ErrorCode,
+        transaction: Transaction | None = None,
     ) -> asyncio.Future[None]:
         """Append now, apply when durable; ApiError where the log refuses."""
 
@@ -48,10 +65,10 @@ class Host(Protocol):
         """Wait for every append so far."""
 
     def offsets_came(self, group_id: str) -> None:
-        """The group has offsets now: if nobody knows it, it is a simple group."""
+        """The group has offsets now, or pending ones: if nobody knows it, it is a simple group."""
 
     def offsets_went(self, group_id: str) -> None:
-        """The group has no offsets any more: a simple group ends with them."""
+        """The group has no offsets any more, nor pending ones: a simple group ends with them."""
 
 
 class Committers(Protocol):
@@ -75,17 +92,27 @@ class GroupOffsets:
 
     def __init__(self, host: Host) -> None:
         self.committed = CommittedOffsets()
-        """What is durable."""
+        """What is durable and visible."""
+        self.pending = PendingOffsets()
+        """What is durable, and visible when its transaction is committed."""
         self._host = host
         self._under_way: Counter[str] = Counter()
         """Commits of each group that are not durable yet: their offsets must not expire by what they replace."""
 
     def __repr__(self) -> str:
-        return f"<{self.committed.count} offsets, commits of {len(self._under_way)} groups under way>"
+        return f"<{self.committed.count} offsets, {self.pending!r}, commits of {len(self._under_way)} groups under way>"
 
     def of_group(self, group_id: str) -> TopicOffsets:
         """Everything the group has committed, by topic and partition; a view, valid until the next change."""
         return self.committed.of_group(group_id)
+
+    def pending_of_group(self, group_id: str) -> KeysView[Slot]:
+        """The partitions of which an open transaction has committed an offset; a view, valid until the next change."""
+        return self.pending.of_group(group_id)
+
+    def has_any(self, group_id: str) -> bool:
+        """Whether the group has offsets, or pending ones."""
+        return bool(self.of_group(group_id) or self.pending_of_group(group_id))
 
     def replay(self, record: OffsetRecord) -> None:
         """Apply one record of the log."""
@@ -94,10 +121,24 @@ class GroupOffsets:
         else:
             self._put(record.group_id, record.topic, record.partition, record.value)
 
+    def replay_pending(self, record: OffsetRecord, producer_id: int) -> None:
+        """Apply one record of a transaction that is still open."""
+        if record.value is not None:
+            self._put_pending(producer_id, Place(record.group_id, record.topic, record.partition), record.value)
+
     # Requests
 
-    async def commit(self, group_id: str, commits: Sequence[OffsetToCommit], expire_timestamp_ms: int) -> None:
-        """Make offsets durable, then visible. ApiError: they may or may not become so. Cancellation stops neither."""
+    async def commit(
+        self,
+        group_id: str,
+        commits: Sequence[OffsetToCommit],
+        expire_timestamp_ms: int = NO_TIMESTAMP,
+        transaction: Transaction | None = None,
+    ) -> None:
+        """Make offsets durable, then visible, or pending where they are part of a transaction.
+
+        ApiError: they may or may not become so. Cancellation stops neither.
+        """
         now_ms = self._host.now_ms()
         # A record that carries an expiry of its own has no room for the epoch and the topic's id.
         has_expiry = expire_timestamp_ms != NO_TIMESTAMP
@@ -114,17 +155,20 @@ class GroupOffsets:
         ]
 
         def apply(base_offset: int) -> None:
-            for position, (commit, value) in enumerate(zip(commits, values, strict=True)):
-                self._put(
-                    group_id, commit.topic, commit.partition, replace(value, record_offset=base_offset + position)
-                )
+            for offset, (commit, value) in enumerate(zip(commits, values, strict=True), base_offset):
+                committed = replace(value, record_offset=offset)
+                if transaction is None:
+                    self._put(group_id, commit.topic, commit.partition, committed)
+                else:
+                    place = Place(group_id, commit.topic, commit.partition)
+                    self._put_pending(transaction.producer_id, place, committed)
             self._commit_ended(group_id)
 
         entries = [
             (offset_key(group_id, commit.topic, commit.partition), offset_value(value))
             for commit, value in zip(commits, values, strict=True)
         ]
-        done = self._append(entries, apply)
+        done = self._append(entries, apply, transaction)
         self._under_way[group_id] += 1
         await self._host.in_time(done)
 
@@ -133,14 +177,28 @@ class GroupOffsets:
         if not self._under_way[group_id]:
             del self._under_way[group_id]
 
+    def end_transaction(self, producer_id: int, marker_offset: int, *, committed: bool) -> None:
+        """The marker at `marker_offset` is durable: what its transaction has committed becomes visible, or is dropped.
+
+        A marker that was taken into account before does nothing.
+        """
+        for place, pending in self.pending.end(producer_id, marker_offset):
+            group_id, topic, partition = place
+            known = self.of_group(group_id).get(topic, {}).get(partition)
+            if committed and (known is None or known.record_offset < pending.record_offset):
+                self.committed.put(group_id, topic, partition, pending)
+            self._tell_if_none(group_id)
+
     async def remove(self, group_id: str, gone: Sequence[Slot]) -> None:
-        """Delete committed offsets, durably."""
+        """Delete committed offsets, and what is pending for the same partitions, durably."""
         await self._all_in_time(self._tombstones(group_id, gone))
 
     async def end_group(self, kind: Committers, group_id: str) -> None:
-        """Delete a group with everything it has committed, durably."""
+        """Delete a group with everything it has committed, in open transactions too, durably."""
         held = self.of_group(group_id)
-        await self._end(kind, group_id, [(topic, each) for topic, partitions in held.items() for each in partitions])
+        gone = dict.fromkeys((topic, each) for topic, partitions in held.items() for each in partitions)
+        gone.update(dict.fromkeys(self.pending_of_group(group_id)))
+        await self._end(kind, group_id, list(gone))
 
     # Chores
 
@@ -148,12 +206,12 @@ class GroupOffsets:
         """Delete every group's offsets of topics that are gone, as far as they were committed for those topics."""
         await self._host.settled()
         for topic, topic_id in topics.items():
-            partitions: dict[str, list[Slot]] = {}
-            for group_id, partition, committed in self.committed.of_topic(topic):
+            partitions: dict[str, dict[Slot, None]] = {}
+            for group_id, partition, committed in chain(self.committed.of_topic(topic), self.pending.of_topic(topic)):
                 if committed.belongs_to(topic_id):
-                    partitions.setdefault(group_id, []).append((topic, partition))
+                    partitions.setdefault(group_id, {})[topic, partition] = None
             for group_id, gone in partitions.items():
-                await self.remove(group_id, gone)
+                await self.remove(group_id, list(gone))
 
     async def expire(self, kind: Committers) -> None:
         """Delete offsets that have outlived their retention, and groups that have neither members nor offsets left."""
@@ -170,7 +228,9 @@ class GroupOffsets:
         gone = kind.expired_offsets(group_id, held)
         if gone is None:
             return
-        if kind.is_idle(group_id) and len(gone) == sum(map(len, held.values())):
+        pending = self.pending_of_group(group_id)
+        gone = [slot for slot in gone if slot not in pending]
+        if kind.is_idle(group_id) and not pending and len(gone) == sum(map(len, held.values())):
             await self._end(kind, group_id, gone)
         elif gone:
             await self.remove(group_id, gone)
@@ -200,8 +260,11 @@ class GroupOffsets:
             )
         return pending
 
-    def _append(self, entries: Sequence[Entry], apply: Callable[[int], None]) -> asyncio.Future[None]:
-        return self._host.append(entries, apply, too_large=ErrorCode.INVALID_COMMIT_OFFSET_SIZE)
+    def _append(
+        self, entries: Sequence[Entry], apply: Callable[[int], None], transaction: Transaction | None = None
+    ) -> asyncio.Future[None]:
+        too_large = ErrorCode.INVALID_COMMIT_OFFSET_SIZE
+        return self._host.append(entries, apply, too_large=too_large, transaction=transaction)
 
     async def _all_in_time(self, pending: Sequence[asyncio.Future[None]]) -> None:
         for done in pending:
@@ -211,7 +274,15 @@ class GroupOffsets:
         self._host.offsets_came(group_id)
         self.committed.put(group_id, topic, partition, committed)
 
+    def _put_pending(self, producer_id: int, place: Place, committed: CommittedOffset) -> None:
+        self._host.offsets_came(place.group_id)
+        self.pending.put(producer_id, place, committed)
+
     def _remove(self, group_id: str, topic: str, partition: int) -> None:
         self.committed.remove(group_id, topic, partition)
-        if not self.committed.of_group(group_id):
+        self.pending.withdraw(Place(group_id, topic, partition))
+        self._tell_if_none(group_id)
+
+    def _tell_if_none(self, group_id: str) -> None:
+        if not self.has_any(group_id):
             self._host.offsets_went(group_id)
