@@ -8,33 +8,35 @@ acknowledged is on disk and the directories carry the marker of a clean shutdown
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import resource
 import socket
 import uuid
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 from millrace.clock import Clock, SystemClock
+from millrace.cluster.channel import client_id
 from millrace.cluster.controller import Controller
 from millrace.cluster.migration import is_single
 from millrace.cluster.peers import Peers
 from millrace.cluster.presence import Presence
 from millrace.cluster.survey import Surveyor
 from millrace.config import BrokerConfig, group_value, topic_value
-from millrace.errors import ConfigError, MillraceError, StorageError
+from millrace.errors import ApiError, ConfigError, ErrorCode, MillraceError, StorageError
 from millrace.groups.coordinator import GroupCoordinator
 from millrace.groups.modern_shard import Surroundings
 from millrace.groups.settings import GroupSettings, GroupTimes
 from millrace.groups.share_shard import ShareSurroundings
 from millrace.handlers import registry
-from millrace.handlers.context import Services
+from millrace.handlers.context import RequestContext, Services
 from millrace.handlers.fetch_sessions import FetchSessions
 from millrace.metadata.deltas import Directories, Endpoint, ResourceType
 from millrace.metadata.embedded import FILE_NAME, Database, EmbeddedStore
 from millrace.metadata.store import MetadataStore
-from millrace.model import CONSUMER_OFFSETS_TOPIC, SHARE_STATE_TOPIC, TopicPartition
+from millrace.model import CONSUMER_OFFSETS_TOPIC, SHARE_STATE_TOPIC, TRANSACTION_STATE_TOPIC, TopicPartition
 from millrace.queues.coordinator import ShareCoordinator
 from millrace.queues.dead_letter_office import DeadLetterOffice
 from millrace.queues.dead_letters import TAKES_DEAD_LETTERS
@@ -57,7 +59,20 @@ from millrace.storage.directory import LogDirectory
 from millrace.storage.files import DEFAULT_MAX_OPEN, Files
 from millrace.storage.logdirs import LogDirs
 from millrace.tasks import Tasks
+from millrace.transactions.coordinator import TransactionCoordinator
+from millrace.transactions.gate import Gate
+from millrace.transactions.markers import (
+    MARKERS_VERSION,
+    MarkerSender,
+    Outcome,
+    TransactionMarker,
+    marker_outcomes,
+    markers_request,
+)
 from millrace.transactions.producer_ids import ProducerIds
+from millrace.transactions.settings import GateSettings, TransactionSettings
+from millrace.wire.frame import RequestHeader
+from millrace.wire.keys import ApiKey
 
 logger = logging.getLogger(__name__)
 
@@ -199,6 +214,23 @@ class Broker:
                 left=queues.end_session,
             ),
         )
+        producer_ids = ProducerIds(controller.next_producer_id_block)
+        markers = MarkerSender(
+            broker_id=config.broker_id,
+            local=_LocalMarkers(lambda: self.services),
+            peers=peers,
+            image=lambda: controller.image,
+            clock=self.clock,
+        )
+        transactions = self._transaction_coordinator(controller, replicas, markers, producer_ids)
+        gate = Gate(
+            broker_id=config.broker_id,
+            local=transactions,
+            peers=peers,
+            image=lambda: controller.image,
+            settings=GateSettings.from_config(config),
+            clock=self.clock,
+        )
         self.services = Services(
             config=config,
             clock=self.clock,
@@ -207,12 +239,14 @@ class Broker:
             replicas=replicas,
             groups=groups,
             share_state=share_state,
+            transactions=transactions,
+            transaction_gate=gate,
             queues=queues,
             persister=persister,
             peers=peers,
             log_dirs=log_dirs,
             fetch_sessions=FetchSessions(config.get_int("max.incremental.fetch.session.cache.slots")),
-            producer_ids=ProducerIds(controller.next_producer_id_block),
+            producer_ids=producer_ids,
             presence=presence,
             advertised=self._advertised,
         )
@@ -228,7 +262,7 @@ class Broker:
             boot_id=boot_id(),
             clean_epoch=log_dirs.clean_epoch,
         )
-        _follow_partitions(replicas, groups, share_state)
+        _follow_partitions(replicas, groups, share_state, transactions)
         replicas.on_unled.append(lambda _, gone: _close_queues(queues, gone))
         replicas.load(controller.image)
         controller.on_image(replicas.apply)
@@ -247,6 +281,9 @@ class Broker:
         self._stops.append(proposals.stop)
         self._stops.append(groups.stop)
         self._stops.append(share_state.stop)
+        self._stops.append(markers.stop)
+        self._stops.append(transactions.stop)
+        self._stops.append(gate.stop)
         self._stops.append(queues.stop)
         for listener in self._listeners:
             await listener.serve()
@@ -352,6 +389,24 @@ class Broker:
             prune=prune,
         )
 
+    def _transaction_coordinator(
+        self, controller: Controller, replicas: Replicas, markers: MarkerSender, producer_ids: ProducerIds
+    ) -> TransactionCoordinator:
+        config = self.config
+        return TransactionCoordinator(
+            clock=self.clock,
+            settings=TransactionSettings.from_config(config),
+            state_topic=StateTopic(
+                TRANSACTION_STATE_TOPIC,
+                lambda index: replicas.led(TRANSACTION_STATE_TOPIC, index),
+                lambda: _partitions(
+                    controller, config, TRANSACTION_STATE_TOPIC, "transaction.state.log.num.partitions"
+                ),
+            ),
+            markers=markers,
+            new_producer_id=producer_ids.next,
+        )
+
     def _persister(self, controller: Controller, share_state: ShareCoordinator, peers: Peers) -> Persister:
         return Persister(
             broker_id=self.config.broker_id,
@@ -453,6 +508,7 @@ class Broker:
         self.services.groups.begin_closing()
         self.services.queues.begin_closing()
         self.services.share_state.begin_closing()
+        self.services.transactions.begin_closing()
         await asyncio.gather(*(listener.stop(DRAIN_S) for listener in self._listeners))
 
     def _advertised(self, listener: str) -> tuple[str, int]:
@@ -529,6 +585,30 @@ class Broker:
                 logger.error("high watermarks: %s", error)  # noqa: TRY400
 
 
+class _LocalMarkers:
+    """Markers for partitions that are led here: the handler that other brokers reach, without a socket."""
+
+    def __init__(self, services: Callable[[], Services | None]) -> None:
+        self._services = services
+
+    async def write(self, marker: TransactionMarker, partitions: Collection[TopicPartition]) -> Outcome:
+        services = self._services()
+        served = registry.load().get(ApiKey.WRITE_TXN_MARKERS)
+        if services is None or served is None:
+            raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "nobody writes markers here")
+        context = RequestContext(
+            broker=services,
+            header=RequestHeader(ApiKey.WRITE_TXN_MARKERS, MARKERS_VERSION, 0, client_id(services.broker_id)),
+            version=MARKERS_VERSION,
+            client_host="",
+            listener=services.config.inter_broker_listener,
+        )
+        response = served.handler(context, markers_request([(marker, partitions)]))
+        if inspect.isawaitable(response):
+            response = await response
+        return marker_outcomes(response).get(marker.producer_id, {})
+
+
 class _QueueStates:
     """The share coordinators, as the group coordinator sees them."""
 
@@ -564,11 +644,14 @@ def _directories(log_dirs: LogDirs) -> Directories:
     return Directories(log_dirs.online, log_dirs.full, len(log_dirs.online) < len(log_dirs.directories))
 
 
-def _follow_partitions(replicas: Replicas, groups: GroupCoordinator, share_state: ShareCoordinator) -> None:
+def _follow_partitions(
+    replicas: Replicas, groups: GroupCoordinator, share_state: ShareCoordinator, transactions: TransactionCoordinator
+) -> None:
     """Tell the coordinators which partitions of their topics they answer for."""
-    coordinators: dict[str, GroupCoordinator | ShareCoordinator] = {
+    coordinators: dict[str, GroupCoordinator | ShareCoordinator | TransactionCoordinator] = {
         CONSUMER_OFFSETS_TOPIC: groups,
         SHARE_STATE_TOPIC: share_state,
+        TRANSACTION_STATE_TOPIC: transactions,
     }
 
     def led(topic: str, partitions: list[Partition]) -> None:

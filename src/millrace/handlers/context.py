@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from millrace.cluster.peers import Peers
     from millrace.cluster.presence import Presence
     from millrace.config import BrokerConfig
+    from millrace.errors import ErrorCode
     from millrace.groups.coordinator import GroupCoordinator
     from millrace.handlers.fetch_sessions import FetchSessions
     from millrace.queues.coordinator import ShareCoordinator
@@ -21,11 +22,30 @@ if TYPE_CHECKING:
     from millrace.queues.share_partitions import SharePartitions
     from millrace.replication.replicas import Replicas
     from millrace.storage.logdirs import LogDirs
+    from millrace.transactions.coordinator import TransactionCoordinator
     from millrace.transactions.producer_ids import ProducerIds
     from millrace.wire.frame import RequestHeader
 
 RACK_AWARE_SELECTOR: Final = "RackAwareReplicaSelector"
 """The last part of the only `replica.selector.class` that Kafka brings along, besides its default, the leader."""
+
+
+class TransactionGate(Protocol):
+    """What the leader of a partition asks the transaction coordinator, here or elsewhere, before it takes a write."""
+
+    async def admit(
+        self,
+        transactional_id: str,
+        producer_id: int,
+        producer_epoch: int,
+        partitions: list[tuple[str, int]],
+        *,
+        add: bool,
+    ) -> dict[tuple[str, int], ErrorCode]:
+        """Whether a producer may write to partitions as part of its transaction, one code for each of them.
+
+        With `add` they become part of it; without, they must be. ApiError where the coordinator could not be asked.
+        """
 
 
 @dataclass(slots=True)
@@ -39,6 +59,8 @@ class Services:
     replicas: Replicas
     groups: GroupCoordinator
     share_state: ShareCoordinator
+    transactions: TransactionCoordinator
+    transaction_gate: TransactionGate
     queues: SharePartitions
     persister: Persister
     peers: Peers

@@ -27,7 +27,7 @@ Encoder = Callable[[int, int, Any], Buffers]
 MODULES: Final = (
     "api_versions", "brokers", "cluster", "configs", "consumer_groups", "fetch", "group_offsets", "groups", "log_dirs",
     "offsets", "partitions", "produce", "producers", "quorum", "records", "share_fetch", "share_groups",
-    "share_offsets", "share_state", "topics",
+    "share_offsets", "share_state", "topics", "transactions",
 )  # fmt: skip
 
 
