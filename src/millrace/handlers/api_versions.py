@@ -15,7 +15,7 @@ from millrace.wire.keys import ApiKey
 from millrace.wire.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 
 _FEATURES: Final = {"group.version": range(1, 2), "share.version": range(1, 2), "transaction.version": range(3)}
-"""Supported levels; the last is in use: KIP-848 is level 1 of groups, KIP-932 of shares, KIP-890 level 2 of the last."""
+"""Supported levels, the last in use: KIP-848 is level 1 of groups, KIP-932 of shares, KIP-890 is 2 of transactions."""
 _FEATURES_EPOCH: Final = 0
 """They never change."""
 _SUPPORTED: Final = [

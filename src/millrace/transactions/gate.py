@@ -224,7 +224,9 @@ class _Channel:
                     _fail(batch, ApiError(code if code in _OF_THE_WHOLE else ErrorCode.NETWORK_EXCEPTION, str(error)))
                     continue
                 except BaseException:
-                    _fail(batch, ApiError(ErrorCode.NETWORK_EXCEPTION, "the broker is shutting down"))
+                    left, self._questions = self._questions, {}
+                    for unanswered in (batch, left):
+                        _fail(unanswered, ApiError(ErrorCode.NETWORK_EXCEPTION, "the question was given up"))
                     raise
                 for question, asked in batch.items():
                     found = answers.get(question.transactional_id, {})

@@ -182,13 +182,14 @@ class _Outbox:
         try:
             response = await self._peers.request(self._broker_id, message, MARKERS_VERSION, _TIMEOUT_MS)
             outcomes = marker_outcomes(response)
-        except MillraceError as error:
+        except Exception as error:  # noqa: BLE001 - whoever waits says it, and tries again
             for _, _, done in batch:
                 if not done.done():
                     done.set_exception(error)
             return
         except asyncio.CancelledError:
-            for _, _, done in batch:
+            left, self._waiting = self._waiting, []
+            for _, _, done in (*batch, *left):
                 done.cancel()
             raise
         for marker, _, done in batch:

@@ -97,9 +97,7 @@ async def test_two_brokers_that_add_partitions_take_turns() -> None:
     await bench.lead()
     me = await bench.begin("x")
     bench.fake[0].commit_at_once = False
-    adding = [
-        asyncio.ensure_future(bench.coordinator.add_partitions("x", me, [each], version=2)) for each in (A, B)
-    ]
+    adding = [asyncio.ensure_future(bench.coordinator.add_partitions("x", me, [each], version=2)) for each in (A, B)]
     await settle()
     bench.fake[0].commit()
     await settle()
@@ -401,5 +399,3 @@ async def test_a_list_waits_until_everything_is_known(bench: Bench) -> None:
     with pytest.raises(ApiError) as closing:
         bench.coordinator.list()
     assert closing.value.code is ErrorCode.COORDINATOR_NOT_AVAILABLE
-
-
