@@ -12,7 +12,7 @@ import logging
 import resource
 import socket
 import uuid
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,7 +23,7 @@ from millrace.cluster.peers import Peers
 from millrace.cluster.presence import Presence
 from millrace.cluster.survey import Surveyor
 from millrace.config import BrokerConfig, group_value, topic_value
-from millrace.errors import ConfigError, MillraceError, StorageError
+from millrace.errors import ApiError, ConfigError, ErrorCode, MillraceError, StorageError
 from millrace.groups.coordinator import GroupCoordinator
 from millrace.groups.modern.groups import Surroundings
 from millrace.groups.settings import GroupSettings, GroupTimes
@@ -31,10 +31,11 @@ from millrace.groups.share.groups import ShareSurroundings
 from millrace.handlers import registry
 from millrace.handlers.context import Services
 from millrace.handlers.fetch_sessions import FetchSessions
+from millrace.handlers.markers import write_markers
 from millrace.metadata.deltas import Directories, Endpoint, ResourceType
 from millrace.metadata.embedded import FILE_NAME, Database, EmbeddedStore
 from millrace.metadata.store import MetadataStore
-from millrace.model import CONSUMER_OFFSETS_TOPIC, SHARE_STATE_TOPIC, TopicPartition
+from millrace.model import CONSUMER_OFFSETS_TOPIC, SHARE_STATE_TOPIC, TRANSACTION_STATE_TOPIC, TopicPartition
 from millrace.queues.coordinator import ShareCoordinator
 from millrace.queues.dead_letter_office import DeadLetterOffice
 from millrace.queues.dead_letters import TAKES_DEAD_LETTERS
@@ -57,7 +58,17 @@ from millrace.storage.directory import LogDirectory
 from millrace.storage.files import DEFAULT_MAX_OPEN, Files
 from millrace.storage.logdirs import LogDirs
 from millrace.tasks import Tasks
+from millrace.transactions.coordinator import TransactionCoordinator
+from millrace.transactions.gate import Gate
+from millrace.transactions.markers import (
+    MarkerSender,
+    Outcome,
+    TransactionMarker,
+    marker_outcomes,
+    markers_request,
+)
 from millrace.transactions.producer_ids import ProducerIds
+from millrace.transactions.settings import GateSettings, TransactionSettings
 
 logger = logging.getLogger(__name__)
 
@@ -199,6 +210,23 @@ class Broker:
                 left=queues.end_session,
             ),
         )
+        producer_ids = ProducerIds(controller.next_producer_id_block)
+        markers = MarkerSender(
+            broker_id=config.broker_id,
+            local=_LocalMarkers(lambda: self.services),
+            peers=peers,
+            image=lambda: controller.image,
+            clock=self.clock,
+        )
+        transactions = self._transaction_coordinator(controller, replicas, markers, producer_ids)
+        gate = Gate(
+            broker_id=config.broker_id,
+            local=transactions,
+            peers=peers,
+            image=lambda: controller.image,
+            settings=GateSettings.from_config(config),
+            clock=self.clock,
+        )
         self.services = Services(
             config=config,
             clock=self.clock,
@@ -207,12 +235,14 @@ class Broker:
             replicas=replicas,
             groups=groups,
             share_state=share_state,
+            transactions=transactions,
+            transaction_gate=gate,
             queues=queues,
             persister=persister,
             peers=peers,
             log_dirs=log_dirs,
             fetch_sessions=FetchSessions(config.get_int("max.incremental.fetch.session.cache.slots")),
-            producer_ids=ProducerIds(controller.next_producer_id_block),
+            producer_ids=producer_ids,
             presence=presence,
             advertised=self._advertised,
         )
@@ -228,7 +258,7 @@ class Broker:
             boot_id=boot_id(),
             clean_epoch=log_dirs.clean_epoch,
         )
-        _follow_partitions(replicas, groups, share_state)
+        _follow_partitions(replicas, groups, share_state, transactions)
         replicas.on_unled.append(lambda _, gone: _close_queues(queues, gone))
         replicas.load(controller.image)
         controller.on_image(replicas.apply)
@@ -247,6 +277,9 @@ class Broker:
         self._stops.append(proposals.stop)
         self._stops.append(groups.stop)
         self._stops.append(share_state.stop)
+        self._stops.append(markers.stop)
+        self._stops.append(transactions.stop)
+        self._stops.append(gate.stop)
         self._stops.append(queues.stop)
         for listener in self._listeners:
             await listener.serve()
@@ -352,6 +385,24 @@ class Broker:
             prune=prune,
         )
 
+    def _transaction_coordinator(
+        self, controller: Controller, replicas: Replicas, markers: MarkerSender, producer_ids: ProducerIds
+    ) -> TransactionCoordinator:
+        config = self.config
+        return TransactionCoordinator(
+            clock=self.clock,
+            settings=TransactionSettings.from_config(config),
+            state_topic=StateTopic(
+                TRANSACTION_STATE_TOPIC,
+                lambda index: replicas.led(TRANSACTION_STATE_TOPIC, index),
+                lambda: _partitions(
+                    controller, config, TRANSACTION_STATE_TOPIC, "transaction.state.log.num.partitions"
+                ),
+            ),
+            markers=markers,
+            new_producer_id=producer_ids.next,
+        )
+
     def _persister(self, controller: Controller, share_state: ShareCoordinator, peers: Peers) -> Persister:
         return Persister(
             broker_id=self.config.broker_id,
@@ -453,6 +504,7 @@ class Broker:
         self.services.groups.begin_closing()
         self.services.queues.begin_closing()
         self.services.share_state.begin_closing()
+        self.services.transactions.begin_closing()
         await asyncio.gather(*(listener.stop(DRAIN_S) for listener in self._listeners))
 
     def _advertised(self, listener: str) -> tuple[str, int]:
@@ -529,6 +581,20 @@ class Broker:
                 logger.error("high watermarks: %s", error)  # noqa: TRY400
 
 
+class _LocalMarkers:
+    """Markers for partitions that are led here: what other brokers reach by WriteTxnMarkers, without a socket."""
+
+    def __init__(self, services: Callable[[], Services | None]) -> None:
+        self._services = services
+
+    async def write(self, marker: TransactionMarker, partitions: Collection[TopicPartition]) -> Outcome:
+        services = self._services()
+        if services is None:
+            raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "the broker is starting")
+        response = await write_markers(services, markers_request([(marker, partitions)]))
+        return marker_outcomes(response).get(marker.producer_id, {})
+
+
 class _ShareCoordinators:
     """The share coordinators, as the group coordinator sees them."""
 
@@ -564,11 +630,14 @@ def _directories(log_dirs: LogDirs) -> Directories:
     return Directories(log_dirs.online, log_dirs.full, len(log_dirs.online) < len(log_dirs.directories))
 
 
-def _follow_partitions(replicas: Replicas, groups: GroupCoordinator, share_state: ShareCoordinator) -> None:
+def _follow_partitions(
+    replicas: Replicas, groups: GroupCoordinator, share_state: ShareCoordinator, transactions: TransactionCoordinator
+) -> None:
     """Tell the coordinators which partitions of their topics they answer for."""
-    coordinators: dict[str, GroupCoordinator | ShareCoordinator] = {
+    coordinators: dict[str, GroupCoordinator | ShareCoordinator | TransactionCoordinator] = {
         CONSUMER_OFFSETS_TOPIC: groups,
         SHARE_STATE_TOPIC: share_state,
+        TRANSACTION_STATE_TOPIC: transactions,
     }
 
     def led(topic: str, partitions: list[Partition]) -> None:

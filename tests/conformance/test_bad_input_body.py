@@ -624,12 +624,12 @@ UNGRANTED: dict[str, tuple[Request, int, set[ErrorCode]]] = {
     "init-producer-timeout-of-none": (
         InitProducerIdRequest(transactional_id="t", transaction_timeout_ms=0),
         4,
-        {E.INVALID_TRANSACTION_TIMEOUT, E.INVALID_REQUEST},
+        {E.INVALID_TRANSACTION_TIMEOUT},
     ),
     "init-producer-timeout-too-long": (
         InitProducerIdRequest(transactional_id="t", transaction_timeout_ms=INT_MAX),
         4,
-        {E.INVALID_TRANSACTION_TIMEOUT, E.INVALID_REQUEST},
+        {E.INVALID_TRANSACTION_TIMEOUT},
     ),
     "init-producer-empty-id": (InitProducerIdRequest(transactional_id="", transaction_timeout_ms=1), 4, INVALID),
     "init-producer-id-without-epoch": (

@@ -359,9 +359,9 @@ def test_broker_settings_are_described(client: RawClient) -> None:
 
 
 def test_a_transaction_timeout_is_checked(client: RawClient) -> None:
-    """Over transaction.max.timeout.ms; until there are transactions any refusal is right."""
+    """Over transaction.max.timeout.ms."""
     request = InitProducerIdRequest(transactional_id="t", transaction_timeout_ms=900_001)
-    assert client.call(request, 4).error_code in {E.INVALID_TRANSACTION_TIMEOUT, E.INVALID_REQUEST}
+    assert client.call(request, 4).error_code == E.INVALID_TRANSACTION_TIMEOUT
 
 
 def test_a_retry_gets_the_old_offset_back(client: RawClient, topic: str) -> None:

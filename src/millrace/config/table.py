@@ -473,6 +473,11 @@ _BROKER_SETTINGS: Final = (
         "How often expired transactional ids are looked for.", at_least(1)),
     _broker("transaction.partition.verification.enable", _B, True,
         "Check that a partition belongs to the transaction before appending to it.", None, _CW),
+    _broker("add.partitions.to.txn.retry.backoff.ms", _I, 20,
+        "How soon a write is tried again that has to wait for the end of its producer's last transaction.",
+        at_least(1)),
+    _broker("add.partitions.to.txn.retry.backoff.max.ms", _I, 100,
+        "How long it is tried again before the producer is told CONCURRENT_TRANSACTIONS.", at_least(0)),
     # quotas
     _broker("quota.window.num", _I, 11, "Samples kept for client quotas.", at_least(1)),
     _broker("quota.window.size.seconds", _I, 1, "Length of a sample.", at_least(1)),

@@ -189,8 +189,6 @@ ssl.trustmanager.algorithm string PKIX per-broker -
 """
 
 _INSIDE: Final = """
-add.partitions.to.txn.retry.backoff.max.ms int 100 read-only >=0
-add.partitions.to.txn.retry.backoff.ms int 20 read-only >=1
 alter.log.dirs.replication.quota.window.num int 11 read-only >=1
 alter.log.dirs.replication.quota.window.size.seconds int 1 read-only >=1
 cordoned.log.dirs list empty per-broker -

@@ -14,17 +14,17 @@ from millrace.wire.frame import encode_response
 from millrace.wire.keys import ApiKey
 from millrace.wire.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 
-_FEATURES: Final = {"group.version": 1, "share.version": 1}
-"""Level 1 of the first is KIP-848, of the second KIP-932."""
+_FEATURES: Final = {"group.version": range(1, 2), "share.version": range(1, 2), "transaction.version": range(3)}
+"""Supported levels, the last in use: KIP-848 is level 1 of groups, KIP-932 of shares, KIP-890 is 2 of transactions."""
 _FEATURES_EPOCH: Final = 0
 """They never change."""
 _SUPPORTED: Final = [
-    ApiVersionsResponse.SupportedFeatureKey(name=name, min_version=level, max_version=level)
-    for name, level in _FEATURES.items()
+    ApiVersionsResponse.SupportedFeatureKey(name=name, min_version=levels[0], max_version=levels[-1])
+    for name, levels in _FEATURES.items()
 ]
 _FINALIZED: Final = [
-    ApiVersionsResponse.FinalizedFeatureKey(name=name, min_version_level=level, max_version_level=level)
-    for name, level in _FEATURES.items()
+    ApiVersionsResponse.FinalizedFeatureKey(name=name, min_version_level=levels[-1], max_version_level=levels[-1])
+    for name, levels in _FEATURES.items()
 ]
 
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?\Z")
@@ -39,7 +39,8 @@ def api_versions(context: RequestContext, request: ApiVersionsRequest) -> ApiVer
     could not be printed in a log is refused with INVALID_REQUEST.
 
     Of Kafka's features (KIP-584) those are named that clients may look for: `group.version` and `share.version`, both
-    at level 1. They are what this version does, and cannot be switched off.
+    at level 1, and `transaction.version`, at level 2 (KIP-890). They are what this version does, and cannot be switched
+    off.
     """
     if context.version >= 3:
         for text in (request.client_software_name, request.client_software_version):

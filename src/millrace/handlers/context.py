@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from millrace.queues.persister import Persister
     from millrace.replication.replicas import Replicas
     from millrace.storage.logdirs import LogDirs
+    from millrace.transactions.coordinator import TransactionCoordinator
     from millrace.transactions.producer_ids import ProducerIds
     from millrace.wire.frame import RequestHeader
 
@@ -41,6 +42,9 @@ class Services:
     replicas: Replicas
     groups: GroupCoordinator
     share_state: ShareCoordinator
+    transactions: TransactionCoordinator
+    transaction_gate: TransactionGate
+    """Who knows which transactions are under way."""
     queues: SharePartitions
     persister: Persister
     peers: Peers
@@ -50,8 +54,6 @@ class Services:
     presence: Presence
     advertised: Callable[[str], tuple[str, int]]
     """The host and port that a client of the named listener is told to use."""
-    transaction_gate: TransactionGate | None = None
-    """Who knows which transactions are under way; without one no transaction can be written to."""
     produce_lines: dict[Peer | None, asyncio.Future[None]] = field(default_factory=dict)
     """Of each connection whose Produce waits for the gate, what is done when the last of them is (`produce`)."""
 

@@ -16,7 +16,7 @@ from millrace.groups.classic.group import GroupState
 from millrace.groups.coordinator import DescribedGroup
 from millrace.handlers.context import RequestContext
 from millrace.handlers.registry import api
-from millrace.model import CONSUMER_OFFSETS_TOPIC, SHARE_STATE_TOPIC
+from millrace.model import CONSUMER_OFFSETS_TOPIC, SHARE_STATE_TOPIC, TRANSACTION_STATE_TOPIC
 from millrace.queues.records import ShareKey
 from millrace.queues.state import partition_for
 from millrace.wire.keys import ApiKey
@@ -50,12 +50,12 @@ ALL_GROUP_OPERATIONS: Final = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11
 
 @api(ApiKey.FIND_COORDINATOR, FindCoordinatorRequest, "0-6")
 async def find_coordinator(context: RequestContext, request: FindCoordinatorRequest) -> FindCoordinatorResponse:
-    """Name the broker that coordinates a group or a share-partition, and make its topic the first time anybody asks.
+    """Name the broker that coordinates a group, a transactional id or a share-partition.
 
-    Versions: v1 adds the type of the key, v4 asks for several keys at once (KIP-699), v6 for share-partitions, named
-    `group:topic id:partition` (KIP-932).
+    The topic that keeps its state is made the first time anybody asks.
 
-    Not done: transactional ids have no coordinator yet; they get INVALID_REQUEST, an error that no client retries.
+    Versions: v1 adds the type of the key (v0 asks for groups), v4 asks for several keys at once (KIP-699), v6 for
+    share-partitions, named `group:topic id:partition` (KIP-932).
     """
     keys = request.coordinator_keys if context.version >= 4 else [request.key]
     found = []
@@ -90,7 +90,7 @@ def _state_topic(key_type: int, version: int) -> str:
     if key_type == _SHARE_KEY and version >= 6:
         return SHARE_STATE_TOPIC
     if key_type == _TRANSACTION_KEY:
-        raise ApiError(ErrorCode.INVALID_REQUEST, "transactions are not served yet")
+        return TRANSACTION_STATE_TOPIC
     raise ApiError(ErrorCode.INVALID_REQUEST, f"coordinators of type {key_type} do not exist in version {version}")
 
 
@@ -98,6 +98,10 @@ def _partition_of(context: RequestContext, name: str, key: str) -> Callable[[Top
     """How to find the partition of a key; INVALID_REQUEST where the key is none."""
     if name == CONSUMER_OFFSETS_TOPIC:
         return lambda _: context.broker.groups.partition_for(key)
+    if name == TRANSACTION_STATE_TOPIC:
+        if not key:
+            raise ApiError(ErrorCode.INVALID_REQUEST, "the transactional id is empty")
+        return lambda _: context.broker.transactions.partition_for(key)
     try:
         share_key = ShareKey.parse(key)
     except ValueError:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Final
 
 from millrace.errors import ErrorCode, MillraceError, code_of
-from millrace.handlers.context import RequestContext
+from millrace.handlers.context import RequestContext, Services
 from millrace.handlers.registry import api
 from millrace.model import CONSUMER_OFFSETS_TOPIC
 from millrace.wire.keys import ApiKey
@@ -28,14 +28,6 @@ _Results = dict[int, dict[str, dict[int, ErrorCode]]]
 """Producer id, topic and partition -> how it went."""
 
 
-@runtime_checkable
-class EndsListener(Protocol):
-    """Who keeps something that becomes visible with the end of a transaction: the offsets of groups."""
-
-    def transaction_ended(self, partition_index: int, producer_id: int, committed: bool, offset: int) -> None:
-        """The marker at `offset` of a partition of `__consumer_offsets` is committed; in the order of the markers."""
-
-
 @api(ApiKey.WRITE_TXN_MARKERS, WriteTxnMarkersRequest, "1-2", overlaps=True)
 async def write_txn_markers(context: RequestContext, request: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
     """Write the marker of each transaction into its partitions; answered when all are committed, as with acks=all.
@@ -49,30 +41,34 @@ async def write_txn_markers(context: RequestContext, request: WriteTxnMarkersReq
 
     Not done: authorization.
     """
-    writing = _Writing(context)
+    return await write_markers(context.broker, request)
+
+
+async def write_markers(broker: Services, request: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
+    """The same for a coordinator of this very broker."""
+    writing = _Writing(broker)
     for marker in request.markers:
         for topic in marker.topics:
             for index in topic.partition_indexes:
                 writing.begin(marker, topic.name, index)
-    await writing.within(context.broker.config.get_int(REQUEST_TIMEOUT_SETTING) / 1000)
+    await writing.within(broker.config.get_int(REQUEST_TIMEOUT_SETTING) / 1000)
     return _response(writing.results)
 
 
 class _Writing:
     """The markers of one request. What follows from a commit happens also when the answer has not waited for it."""
 
-    def __init__(self, context: RequestContext) -> None:
+    def __init__(self, broker: Services) -> None:
         self.results: _Results = {}
-        self._context = context
+        self._broker = broker
         self._waiting = 0
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def begin(self, marker: _Marker, topic: str, index: int) -> None:
         """Append one marker, and take note of how it goes on."""
         codes = self.results.setdefault(marker.producer_id, {}).setdefault(topic, {})
-        broker = self._context.broker
         try:
-            partition = broker.replicas.find(topic, index)
+            partition = self._broker.replicas.find(topic, index)
             partition.check_in_sync()
             appended = partition.end_transaction(
                 marker.producer_id,
@@ -80,7 +76,7 @@ class _Writing:
                 marker.coordinator_epoch,
                 commit=marker.transaction_result,
                 transaction_version=marker.transaction_version,
-                now_ms=broker.clock.wall_ms(),
+                now_ms=self._broker.clock.wall_ms(),
             )
         except MillraceError as error:
             codes[index] = code_of(error)
@@ -110,11 +106,12 @@ class _Writing:
 
     def _tell_groups(self, marker: _Marker, partition: Partition, offset: int, codes: dict[int, ErrorCode]) -> None:
         codes[partition.index] = ErrorCode.NONE
-        groups = self._context.broker.groups
-        if partition.topic != CONSUMER_OFFSETS_TOPIC or not isinstance(groups, EndsListener):
+        if partition.topic != CONSUMER_OFFSETS_TOPIC:
             return
         try:
-            groups.transaction_ended(partition.index, marker.producer_id, marker.transaction_result, offset)
+            self._broker.groups.transaction_ended(
+                partition.index, marker.producer_id, marker.transaction_result, offset
+            )
         except Exception:
             logger.exception("the groups of partition %d did not take the end of a transaction", partition.index)
             codes[partition.index] = _FAILED
@@ -123,7 +120,7 @@ class _Writing:
         """Return when all markers are committed or never will be, or time is up."""
         if not self._waiting:
             return
-        timer = self._context.broker.clock.call_later(seconds, self._expire)
+        timer = self._broker.clock.call_later(seconds, self._expire)
         try:
             await self._over
         finally:

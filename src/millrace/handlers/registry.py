@@ -28,6 +28,7 @@ MODULES: Final = (
     "api_versions", "brokers", "cluster", "configs", "consumer_groups", "fetch", "group_offsets", "groups", "log_dirs",
     "markers", "offsets", "partitions", "produce", "producers", "quorum", "records", "share_fetch", "share_groups",
     "share_offsets", "share_state", "topics", "transaction_offsets",
+    "transactions",
 )  # fmt: skip
 
 

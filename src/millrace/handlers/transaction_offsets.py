@@ -118,15 +118,13 @@ class _Producer:
     producer_epoch: int
     bumps_epoch: bool
     is_verified: bool
-    gate: TransactionGate | None
+    gate: TransactionGate
 
     async def admit(self, topic: str, partition: int) -> None:
         if not self.bumps_epoch and not self.is_verified:
             return
         place = (topic, partition)
         try:
-            if self.gate is None:
-                raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
             answers = await self.gate.admit(
                 self.transactional_id, self.producer_id, self.producer_epoch, [place], add=self.bumps_epoch
             )

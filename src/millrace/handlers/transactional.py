@@ -186,12 +186,9 @@ async def _kept(promise: Promise[A]) -> A:
 
 async def _admit(context: RequestContext, transactional_id: str, question: Question) -> None:
     """Ask the coordinator, and take note of what it has against any of the partitions."""
-    gate = context.broker.transaction_gate
     places = question.places
     try:
-        if gate is None:
-            raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
-        codes = await gate.admit(
+        codes = await context.broker.transaction_gate.admit(
             transactional_id, question.producer_id, question.producer_epoch, list(places), add=question.adds
         )
     except ApiError as error:

@@ -1,1 +1,1 @@
-"""Producer ids now; transactions when they come. Knows nothing of the other coordinators."""
+"""Producer ids, and the transaction coordinator. Knows nothing of the other coordinators."""

@@ -93,10 +93,10 @@ async def test_find_one_coordinator(version: int) -> None:
         assert (found.error_code, found.node_id, found.host, found.port) == (0, 1, "told.example", 19092)
         assert len(on.handling.controller.image.topics[CONSUMER_OFFSETS_TOPIC].partitions) == 3
         if version >= 1:
-            refused = await on.call(find_coordinator, FindCoordinatorRequest(key="t", key_type=1), version)
+            refused = await on.call(find_coordinator, FindCoordinatorRequest(key="t", key_type=2), version)
             assert refused.error_code == ErrorCode.INVALID_REQUEST
             assert (refused.node_id, refused.host, refused.port) == (-1, "", -1)
-            assert "transactions" in refused.error_message
+            assert "type 2" in refused.error_message
 
 
 async def test_the_coordinator_is_the_live_leader_of_the_groups_partition() -> None:

@@ -168,9 +168,8 @@ async def test_each_partition_has_its_own_answer(bench: Bench) -> None:
 
 
 async def test_without_a_coordinator_a_client_tries_again(bench: Bench) -> None:
-    bench.led.services.transaction_gate = None
+    bench.gate.always = ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
     assert await bench.codes((ONE, inside())) == [ErrorCode.NOT_ENOUGH_REPLICAS]
-    bench.led.services.transaction_gate = bench.gate
     bench.gate.always = ApiError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
     assert await bench.codes((ONE, inside())) == [ErrorCode.NOT_ENOUGH_REPLICAS]
     bench.gate.always = {}

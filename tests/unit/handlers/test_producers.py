@@ -1,4 +1,4 @@
-"""InitProducerId, at every version."""
+"""InitProducerId of idempotent producers, at every version; with transactional ids it is in `test_transactions`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from support.handling import Handling
 from support.metadata import cluster_of
 
 
-async def asked(ids: AsyncMock, version: int, transactional_id: str | None = None) -> tuple[int, int, int]:
+async def asked(ids: AsyncMock, version: int) -> tuple[int, int, int]:
     services: Any = SimpleNamespace(image=cluster_of(1), producer_ids=SimpleNamespace(next=ids))
-    request = InitProducerIdRequest(transactional_id=transactional_id, transaction_timeout_ms=1000)
+    request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=1000)
     response = await Handling(None, services).call(init_producer_id, request, version)  # type: ignore[arg-type]
     return response.error_code, response.producer_id, response.producer_epoch
 
@@ -32,7 +32,3 @@ async def test_every_producer_gets_an_id_of_its_own(version: int) -> None:
 async def test_a_controller_that_cannot_be_reached_is_a_reason_to_ask_again() -> None:
     unreachable = AsyncMock(side_effect=ApiError(ErrorCode.NOT_CONTROLLER, "there is no controller at the moment"))
     assert await asked(unreachable, 5) == (ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, -1, -1)
-
-
-async def test_transactions_are_refused_for_good() -> None:
-    assert await asked(AsyncMock(), 5, "t") == (ErrorCode.INVALID_REQUEST, -1, -1)
