@@ -63,8 +63,8 @@ def test_a_copier_with_random_aborts_that_is_killed(
     fill(server, topic, 3000, 1)
     # The tool asks for the group's offsets before its producer ends what the killed one left open: it waits for the
     # timeout of that transaction.
-    options = ("--input-partition", "0", "--transactional-id", f"{topic}-id", "--transaction-size", "60")
-    options = (*options, "--transaction-timeout", "6000", "--enable-random-aborts")
+    how = ("--transaction-size", "60", "--transaction-timeout", "6000", "--enable-random-aborts")
+    options = ("--input-partition", "0", "--transactional-id", f"{topic}-id", *how)
     with copier(jars, server, topic, *options) as first:
         first.wait_for(lambda event: event["totalProcessed"] >= 500, LONG_S)
         first.kill()
