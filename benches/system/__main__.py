@@ -9,7 +9,9 @@ The clients are stock: Kafka's ProducerPerformance and librdkafka. They are ofte
 CPU seconds per GB stand beside every throughput.
 
 Like is compared with like: `flush.mode=os` with Kafka's default (page cache), `flush.mode=group` with Kafka at
-`flush.messages=1` (both answer after the disk has the data).
+`flush.messages=1` (both answer after the disk has the data). Transactions are compared in the page cache, with the log
+of the coordinator: Kafka never waits for a flush of that, and millrace runs with `flush.mode=os` where a topic does not
+say otherwise.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ TOPIC_CONFIG = {
 }
 CONSUME_PASSES = 4  # one pass takes about a second, too short to be told from noise
 MODE_NAME = {"os": "page cache", "flushed": "flushed before ack"}
-WORK = ("produce", "produce-flushed", "consume", "consume-python", "latency", "latency-flushed")
+PRODUCERS = (1, 10)
+"""In transactions; each count is a work of its own."""
+WORK = ("produce", "produce-flushed", "transactions", "consume", "consume-python", "latency", "latency-flushed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,7 @@ class Bench:
         for work, run in (
             ("produce", lambda side, keep: self._produce(side, "os", self._options.records, keep=keep)),
             ("produce-flushed", lambda side, keep: self._produce(side, "flushed", flushed, keep=keep)),
+            *(("transactions", self._in_transactions(producers)) for producers in PRODUCERS),
             ("consume", self._consumer("librdkafka", workloads.consume)),
             ("consume-python", self._consumer("confluent-kafka in Python", workloads.consume_in_python)),
             ("latency", lambda side, keep: self._latency(side, "os", keep=keep)),
@@ -118,6 +123,26 @@ class Bench:
             self._result.add(side, work, "broker CPU", "s per GB", "lower", cpu_per_gb)
         return f"{seen.records_per_s:,.0f} records/s, {cpu_per_gb:.2f} CPU s per GB"
 
+    def _in_transactions(self, producers: int) -> Callable[[str, bool], str]:
+        records = max(self._options.records // 2, producers)  # commits take their time
+
+        def run(side: str, keep: bool) -> str:
+            server, topic = self._servers[side], self._new_topic(side, "os", partitions=producers)
+            with cpu_use(server.pid) as cpu:
+                rate = workloads.produce_in_transactions(
+                    self._jars, server.bootstrap, topic, records, RECORD_BYTES, producers
+                )
+            workloads.delete_topic(server.bootstrap, topic)
+            cpu_per_gb = cpu.seconds / (records * RECORD_BYTES / 1e9)
+            if keep:
+                many = "1 producer" if producers == 1 else f"{producers} producers"
+                work = f"produce 1,000 B in transactions of {workloads.TRANSACTION_MS} ms, {many}"
+                self._result.add(side, work, "throughput", "records/s", "higher", rate)
+                self._result.add(side, work, "broker CPU", "s per GB", "lower", cpu_per_gb)
+            return f"{producers:2} producers: {rate:,.0f} records/s, {cpu_per_gb:.2f} CPU s per GB"
+
+        return run
+
     def _consumer(self, client: str, consume: Callable[[str, str, int], float]) -> Callable[[str, bool], str]:
         filled: dict[str, str] = {}
 
@@ -147,9 +172,9 @@ class Bench:
             self._result.add(side, work, "p99", "ms", "lower", p99)
         return f"p50 {p50:.2f} ms, p99 {p99:.2f} ms"
 
-    def _new_topic(self, side: str, mode: str) -> str:
+    def _new_topic(self, side: str, mode: str, partitions: int = 1) -> str:
         topic = next(self._topics)
-        workloads.create_topic(self._servers[side].bootstrap, topic, TOPIC_CONFIG[side, mode])
+        workloads.create_topic(self._servers[side].bootstrap, topic, TOPIC_CONFIG[side, mode], partitions)
         return topic
 
 
@@ -175,7 +200,10 @@ def main() -> int:
     arguments = f' ARGS="{shlex.join(sys.argv[1:])}"' if len(sys.argv) > 1 else ""
     result = Comparison(f"make bench{arguments}", describe_machine(), options.rounds)
     with ExitStack() as stack:
-        makers: dict[str, Callable[[], Server]] = {"kafka": lambda: KafkaServer(jars), "millrace": MillraceServer}
+        makers: dict[str, Callable[[], Server]] = {
+            "kafka": lambda: KafkaServer(jars),
+            "millrace": lambda: MillraceServer({"flush.mode": "os"}),
+        }
         servers = {side: stack.enter_context(makers[side]()) for side in sides}
         Bench(options, jars, servers, result).run()
     Console(width=120).print(result.table())

@@ -6,6 +6,7 @@ import re
 import statistics
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
@@ -14,6 +15,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from benches.system import librdkafka
 from support.kafka_jars import PRODUCER_PERFORMANCE, SERVER_FLAGS, KafkaJars
 
+TRANSACTION_MS = 100
 QUIET = {"log_level": 3}  # errors only: an admin client that closes early is no news
 CLIENT_FLAGS = ("-Xmx256M", *SERVER_FLAGS)  # as Kafka's own script runs the tool
 SUMMARY = re.compile(
@@ -30,9 +32,9 @@ class Produced:
     p99_ms: float
 
 
-def create_topic(bootstrap: str, topic: str, config: dict[str, str]) -> None:
+def create_topic(bootstrap: str, topic: str, config: dict[str, str], partitions: int = 1) -> None:
     admin = AdminClient({**QUIET, "bootstrap.servers": bootstrap})
-    created = admin.create_topics([NewTopic(topic, num_partitions=1, replication_factor=1, config=config)])
+    created = admin.create_topics([NewTopic(topic, num_partitions=partitions, replication_factor=1, config=config)])
     created[topic].result(timeout=30)
 
 
@@ -43,8 +45,32 @@ def delete_topic(bootstrap: str, topic: str) -> None:
 
 def produce(jars: KafkaJars, bootstrap: str, topic: str, records: int, record_bytes: int) -> Produced:
     """Kafka's ProducerPerformance at client defaults with acks=all."""
+    return _performance(jars, bootstrap, topic, records, record_bytes, ("--command-property", "acks=all"))
+
+
+def produce_in_transactions(
+    jars: KafkaJars, bootstrap: str, topic: str, records: int, record_bytes: int, producers: int
+) -> float:
+    """Records per second of so many ProducerPerformance at once, each committing every 100 ms.
+
+    All records by the time of the slowest, as it tells that itself: the start of a JVM is not in it, and producers that
+    did not run side by side all the time do not count twice.
+    """
+
+    def run(number: int) -> float:
+        how = ("--transactional-id", f"{topic}-{number}", "--transaction-duration-ms", str(TRANSACTION_MS))
+        return share / _performance(jars, bootstrap, topic, share, record_bytes, how).records_per_s
+
+    share = records // producers
+    with ThreadPoolExecutor(producers) as pool:
+        return share * producers / max(pool.map(run, range(producers)))
+
+
+def _performance(
+    jars: KafkaJars, bootstrap: str, topic: str, records: int, record_bytes: int, how: tuple[str, ...]
+) -> Produced:
     load = ("--topic", topic, "--num-records", str(records), "--record-size", str(record_bytes), "--throughput", "-1")
-    options = ("--bootstrap-server", bootstrap, *load, "--command-property", "acks=all")
+    options = ("--bootstrap-server", bootstrap, *load, *how)
     done = jars.run(PRODUCER_PERFORMANCE, *options, flags=CLIENT_FLAGS, timeout_s=900)
     summaries = SUMMARY.findall(done.stdout)
     if done.status != 0 or not summaries or int(summaries[-1][0]) != records:

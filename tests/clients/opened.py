@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from clients.adapters.interface import Admin, Client, Reader, Sender
+from clients.adapters.interface import TRANSACTION_TIMEOUT_MS, Admin, Client, Reader, Sender, Transactions
 
-T = TypeVar("T", bound="Sender | Reader | Admin")
+T = TypeVar("T", bound="Sender | Transactions | Reader | Admin")
 
 
 class Opened:
@@ -15,13 +15,16 @@ class Opened:
     def __init__(self, client: Client, bootstrap: str) -> None:
         self.client = client
         self.bootstrap = bootstrap
-        self._open: list[Sender | Reader | Admin] = []
+        self._open: list[Sender | Transactions | Reader | Admin] = []
 
     def sender(self, *, codec: str = "none", idempotent: bool = True) -> Sender:
         return self._keep(self.client.sender(self.bootstrap, codec=codec, idempotent=idempotent))
 
-    def reader(self, *, group: str | None = None) -> Reader:
-        return self._keep(self.client.reader(self.bootstrap, group=group))
+    def transactions(self, transactional_id: str, *, timeout_ms: int = TRANSACTION_TIMEOUT_MS) -> Transactions:
+        return self._keep(self.client.transactions(self.bootstrap, transactional_id, timeout_ms=timeout_ms))
+
+    def reader(self, *, group: str | None = None, committed_only: bool = False) -> Reader:
+        return self._keep(self.client.reader(self.bootstrap, group=group, committed_only=committed_only))
 
     def admin(self) -> Admin:
         return self._keep(self.client.admin(self.bootstrap))

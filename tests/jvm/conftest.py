@@ -22,6 +22,7 @@ SETTINGS = {
     "group.share.min.record.lock.duration.ms": "1000",  # its default of 15 s is too long to be waited for
     "log.initial.task.delay.ms": "500",
     "log.retention.check.interval.ms": "500",
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
 }
 
 

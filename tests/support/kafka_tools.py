@@ -24,10 +24,10 @@ from support.servers import Server
 Event = dict[str, Any]
 
 
-def table(text: str) -> list[dict[str, str]]:
+def table(text: str, first_column: str = "GROUP") -> list[dict[str, str]]:
     """What a tool says of groups, as rows by column name; what it says before its table is passed over."""
     lines = [line.split() for line in text.splitlines() if line.strip()]
-    start = next(number for number, words in enumerate(lines) if words[0] == "GROUP")
+    start = next(number for number, words in enumerate(lines) if words[0] == first_column)
     return [dict(zip(lines[start], words, strict=False)) for words in lines[start + 1 :]]
 
 

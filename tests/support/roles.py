@@ -1,6 +1,6 @@
-"""Who leads a partition and who coordinates a group, as any broker of a cluster tells it, with deadlines for changes.
+"""Who leads a partition, who coordinates a group or a transaction, as any broker of a cluster tells it.
 
-For tests that stop or kill exactly that broker.
+Changes are waited for, with deadlines. For tests that stop or kill exactly that broker.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from millrace.wire.messages.topics import CreateTopicsRequest
 
 DEADLINE_S: Final = 30.0
 _COORDINATOR_VERSION: Final = 3
+_OF_GROUPS: Final = 0
+_OF_TRANSACTIONS: Final = 1
 _PAUSE_S: Final = 0.02
 
 T = TypeVar("T")
@@ -70,12 +72,18 @@ class Roles:
 
     def coordinator(self, group: str, *, but: int | None = None) -> int:
         """The broker that coordinates a group, once there is one and it is not `but`."""
+        return self._coordinator(group, _OF_GROUPS, but)
 
+    def transaction_coordinator(self, transactional_id: str, *, but: int | None = None) -> int:
+        """The broker that coordinates the transactions of an id, once there is one and it is not `but`."""
+        return self._coordinator(transactional_id, _OF_TRANSACTIONS, but)
+
+    def _coordinator(self, key: str, key_type: int, but: int | None) -> int:
         def known() -> int | None:
-            answer = self._ask(FindCoordinatorRequest(key=group), _COORDINATOR_VERSION)
+            answer = self._ask(FindCoordinatorRequest(key=key, key_type=key_type), _COORDINATOR_VERSION)
             return int(answer.node_id) if answer.error_code == ErrorCode.NONE and answer.node_id != but else None
 
-        return wait_for(known, f"group {group} has no coordinator other than {but}")
+        return wait_for(known, f"{key} has no coordinator other than {but}")
 
     def committed(self, group: str, topic: str, partitions: int) -> dict[int, int | None]:
         """What a group committed of a topic, from whoever coordinates it by now."""

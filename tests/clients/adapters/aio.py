@@ -104,12 +104,63 @@ class AioSender:
         self._loop.call(self._producer.stop())
 
 
-class AioReader:
-    def __init__(self, loop: LoopThread, bootstrap: str, group: str | None) -> None:
+class AioTransactions:
+    def __init__(self, loop: LoopThread, bootstrap: str, transactional_id: str, timeout_ms: int) -> None:
         self._loop = loop
-        self._consumer = loop.call(self._open(bootstrap, group))
+        self._producer = loop.call(self._open(bootstrap, transactional_id, timeout_ms))
 
-    async def _open(self, bootstrap: str, group: str | None) -> AIOKafkaConsumer:
+    async def _open(self, bootstrap: str, transactional_id: str, timeout_ms: int) -> AIOKafkaProducer:
+        producer = AIOKafkaProducer(
+            bootstrap_servers=bootstrap,
+            transactional_id=transactional_id,
+            transaction_timeout_ms=timeout_ms,
+            linger_ms=2,
+            retry_backoff_ms=interface.RETRY_BACKOFF_MS,
+            request_timeout_ms=interface.DELIVERY_TIMEOUT_MS,
+        )
+        try:
+            await asyncio.wait_for(producer.start(), interface.END_TIMEOUT_S)
+        except BaseException:
+            await producer.stop()
+            raise
+        return producer
+
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._loop.call(asyncio.wait_for(work, interface.END_TIMEOUT_S))
+
+    def begin(self) -> None:
+        self._call(self._producer.begin_transaction())
+
+    def send(self, topic: str, value: bytes, partition: int = 0) -> None:
+        self._call(self._producer.send(topic, value, partition=partition))
+
+    def flush(self) -> None:
+        self._call(self._producer.flush())
+
+    def send_offsets(self, offsets: Mapping[Partition, int], membership: object) -> None:
+        wanted = {TopicPartition(*one): offset for one, offset in offsets.items()}
+        self._call(self._producer.send_offsets_to_transaction(wanted, membership))
+
+    def commit(self) -> None:
+        self._call(self._producer.commit_transaction())
+
+    def abort(self) -> None:
+        self._call(self._producer.abort_transaction())
+
+    def abandon(self) -> None:
+        self._call(self._producer.stop())
+
+    def close(self) -> None:
+        self.abandon()
+
+
+class AioReader:
+    def __init__(self, loop: LoopThread, bootstrap: str, group: str | None, committed_only: bool) -> None:
+        self._loop = loop
+        self._group = group
+        self._consumer = loop.call(self._open(bootstrap, group, committed_only))
+
+    async def _open(self, bootstrap: str, group: str | None, committed_only: bool) -> AIOKafkaConsumer:
         consumer = AIOKafkaConsumer(
             bootstrap_servers=bootstrap,
             group_id=group,
@@ -118,6 +169,7 @@ class AioReader:
             session_timeout_ms=interface.SESSION_TIMEOUT_MS,
             heartbeat_interval_ms=interface.HEARTBEAT_MS,
             fetch_max_wait_ms=200,
+            isolation_level="read_committed" if committed_only else "read_uncommitted",
             retry_backoff_ms=interface.RETRY_BACKOFF_MS,
         )
         await consumer.start()
@@ -173,6 +225,9 @@ class AioReader:
         wanted = TopicPartition(*partition)
         first = self._loop.call(self._consumer.beginning_offsets([wanted]))[wanted]
         return first, self._loop.call(self._consumer.end_offsets([wanted]))[wanted]
+
+    def membership(self) -> object:
+        return self._group
 
     def close(self) -> None:
         self._loop.call(self._stop())
@@ -258,6 +313,7 @@ class AioAdmin:
 class Aiokafka:
     name = "aiokafka"
     deletes_groups = False
+    fences_zombies = False
 
     def __init__(self) -> None:
         self._loop: LoopThread | None = None
@@ -266,9 +322,15 @@ class Aiokafka:
         assert self._loop is not None
         return AioSender(self._loop, bootstrap, codec, idempotent)
 
-    def reader(self, bootstrap: str, *, group: str | None = None) -> AioReader:
+    def transactions(
+        self, bootstrap: str, transactional_id: str, *, timeout_ms: int = interface.TRANSACTION_TIMEOUT_MS
+    ) -> AioTransactions:
         assert self._loop is not None
-        return AioReader(self._loop, bootstrap, group)
+        return AioTransactions(self._loop, bootstrap, transactional_id, timeout_ms)
+
+    def reader(self, bootstrap: str, *, group: str | None = None, committed_only: bool = False) -> AioReader:
+        assert self._loop is not None
+        return AioReader(self._loop, bootstrap, group, committed_only)
 
     def admin(self, bootstrap: str) -> AioAdmin:
         assert self._loop is not None

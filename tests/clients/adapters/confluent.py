@@ -104,8 +104,50 @@ class ConfluentSender:
         self._poller.join()
 
 
+class ConfluentTransactions:
+    def __init__(self, bootstrap: str, transactional_id: str, timeout_ms: int) -> None:
+        self._producer = Producer(
+            {
+                "bootstrap.servers": bootstrap,
+                "transactional.id": transactional_id,
+                "transaction.timeout.ms": timeout_ms,
+                "linger.ms": 2,
+                "retry.backoff.ms": interface.RETRY_BACKOFF_MS,
+                "reconnect.backoff.max.ms": 300,
+                "log_level": 2,
+            }
+        )
+        self._producer.init_transactions(interface.END_TIMEOUT_S)
+
+    def begin(self) -> None:
+        self._producer.begin_transaction()
+
+    def send(self, topic: str, value: bytes, partition: int = 0) -> None:
+        self._producer.produce(topic, value, partition=partition)
+
+    def flush(self) -> None:
+        left = self._producer.flush(interface.END_TIMEOUT_S)
+        assert left == 0, f"{left} records were not delivered"
+
+    def send_offsets(self, offsets: Mapping[Partition, int], membership: object) -> None:
+        wanted = [TopicPartition(*one, offset) for one, offset in offsets.items()]
+        self._producer.send_offsets_to_transaction(wanted, membership, interface.END_TIMEOUT_S)
+
+    def commit(self) -> None:
+        self._producer.commit_transaction(interface.END_TIMEOUT_S)
+
+    def abort(self) -> None:
+        self._producer.abort_transaction(interface.END_TIMEOUT_S)
+
+    def abandon(self) -> None:
+        """It goes with its last reference, and ends no transaction then."""
+
+    def close(self) -> None:
+        self.abandon()
+
+
 class ConfluentReader:
-    def __init__(self, bootstrap: str, group: str | None) -> None:
+    def __init__(self, bootstrap: str, group: str | None, committed_only: bool) -> None:
         self._consumer = Consumer(
             {
                 "bootstrap.servers": bootstrap,
@@ -115,6 +157,7 @@ class ConfluentReader:
                 "session.timeout.ms": interface.SESSION_TIMEOUT_MS,
                 "heartbeat.interval.ms": interface.HEARTBEAT_MS,
                 "fetch.wait.max.ms": 200,
+                "isolation.level": "read_committed" if committed_only else "read_uncommitted",
                 "retry.backoff.ms": interface.RETRY_BACKOFF_MS,
                 "reconnect.backoff.max.ms": 300,
                 "log_level": 2,
@@ -173,6 +216,9 @@ class ConfluentReader:
         low, high = self._consumer.get_watermark_offsets(TopicPartition(*partition), timeout=TIMEOUT_S)
         return low, high
 
+    def membership(self) -> object:
+        return self._consumer.consumer_group_metadata()
+
     def close(self) -> None:
         self._consumer.close()
 
@@ -230,12 +276,18 @@ class ConfluentAdmin:
 class Confluent:
     name = "confluent-kafka"
     deletes_groups = True
+    fences_zombies = True
 
     def sender(self, bootstrap: str, *, codec: str = "none", idempotent: bool = True) -> ConfluentSender:
         return ConfluentSender(bootstrap, codec, idempotent)
 
-    def reader(self, bootstrap: str, *, group: str | None = None) -> ConfluentReader:
-        return ConfluentReader(bootstrap, group)
+    def transactions(
+        self, bootstrap: str, transactional_id: str, *, timeout_ms: int = interface.TRANSACTION_TIMEOUT_MS
+    ) -> ConfluentTransactions:
+        return ConfluentTransactions(bootstrap, transactional_id, timeout_ms)
+
+    def reader(self, bootstrap: str, *, group: str | None = None, committed_only: bool = False) -> ConfluentReader:
+        return ConfluentReader(bootstrap, group, committed_only)
 
     def admin(self, bootstrap: str) -> ConfluentAdmin:
         return ConfluentAdmin(bootstrap)

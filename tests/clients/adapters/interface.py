@@ -14,6 +14,9 @@ HEARTBEAT_MS = 300
 SESSION_TIMEOUT_MS = 10_000
 RETRY_BACKOFF_MS = 100
 DELIVERY_TIMEOUT_MS = 60_000
+TRANSACTION_TIMEOUT_MS = 60_000
+END_TIMEOUT_S = 20.0
+"""No call of a transaction takes longer, whatever the broker does: one that hangs is a failure of the test."""
 
 Partition = tuple[str, int]
 Headers = Sequence[tuple[str, bytes]]
@@ -64,6 +67,29 @@ class Sender(Protocol):
     def close(self) -> None: ...
 
 
+class Transactions(Protocol):
+    """A transactional producer. A refusal is an exception of the client whose text names the error."""
+
+    def begin(self) -> None: ...
+
+    def send(self, topic: str, value: bytes, partition: int = 0) -> None: ...
+
+    def flush(self) -> None:
+        """Wait until what was sent is in the log."""
+
+    def send_offsets(self, offsets: Mapping[Partition, int], membership: object) -> None:
+        """Make offsets a part of the transaction; `membership` is what the reader of them said of itself."""
+
+    def commit(self) -> None: ...
+
+    def abort(self) -> None: ...
+
+    def abandon(self) -> None:
+        """Go as a crash does: the transaction stays open."""
+
+    def close(self) -> None: ...
+
+
 class Reader(Protocol):
     """A consumer. Offsets are committed only by `commit`."""
 
@@ -86,6 +112,9 @@ class Reader(Protocol):
 
     def bounds(self, partition: Partition) -> tuple[int, int]:
         """First offset and the one after the last."""
+
+    def membership(self) -> object:
+        """What a transaction must know of the reader whose offsets it commits."""
 
     def close(self) -> None: ...
 
@@ -126,10 +155,17 @@ class Client(Protocol):
 
     name: str
     deletes_groups: bool
+    fences_zombies: bool
+    """Whether it sends member and generation along with the offsets of a transaction (KIP-447)."""
 
     def sender(self, bootstrap: str, *, codec: str = "none", idempotent: bool = True) -> Sender: ...
 
-    def reader(self, bootstrap: str, *, group: str | None = None) -> Reader: ...
+    def transactions(
+        self, bootstrap: str, transactional_id: str, *, timeout_ms: int = TRANSACTION_TIMEOUT_MS
+    ) -> Transactions:
+        """A producer that has been initialised: it knows its coordinator, and older ones of its id are fenced."""
+
+    def reader(self, bootstrap: str, *, group: str | None = None, committed_only: bool = False) -> Reader: ...
 
     def admin(self, bootstrap: str) -> Admin: ...
 

@@ -9,11 +9,13 @@ from typing import Any
 
 from clients.adapters import interface
 from clients.adapters.interface import Headers, Partition, Received, Sent
+from clients.deadlines import within
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # it reads its schema files in a way that has been replaced
     from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
     from kafka.admin import ConfigResource, ConfigResourceType
+    from kafka.structs import OffsetAndMetadata
 
 TIMEOUT_S = 20.0
 
@@ -63,8 +65,54 @@ class KafkaPythonSender:
         self._producer.close(timeout=TIMEOUT_S)
 
 
+class KafkaPythonTransactions:
+    """Its calls wait for ever, so they are made on a thread that is waited for until the deadline only."""
+
+    def __init__(self, bootstrap: str, transactional_id: str, timeout_ms: int) -> None:
+        self._producer = KafkaProducer(
+            bootstrap_servers=bootstrap,
+            transactional_id=transactional_id,
+            transaction_timeout_ms=timeout_ms,
+            max_block_ms=round(interface.END_TIMEOUT_S * 1000),
+            linger_ms=2,
+            retry_backoff_ms=interface.RETRY_BACKOFF_MS,
+            reconnect_backoff_max_ms=300,
+            delivery_timeout_ms=interface.DELIVERY_TIMEOUT_MS,
+        )
+        try:
+            self._producer.init_transactions()
+        except BaseException:
+            self.abandon()
+            raise
+
+    def begin(self) -> None:
+        self._producer.begin_transaction()
+
+    def send(self, topic: str, value: bytes, partition: int = 0) -> None:
+        self._producer.send(topic, value, partition=partition)
+
+    def flush(self) -> None:
+        self._producer.flush(interface.END_TIMEOUT_S)
+
+    def send_offsets(self, offsets: Mapping[Partition, int], membership: object) -> None:
+        wanted = {TopicPartition(*one): OffsetAndMetadata(offset, "", -1) for one, offset in offsets.items()}
+        within(interface.END_TIMEOUT_S, lambda: self._producer.send_offsets_to_transaction(wanted, membership))
+
+    def commit(self) -> None:
+        within(interface.END_TIMEOUT_S, self._producer.commit_transaction)
+
+    def abort(self) -> None:
+        within(interface.END_TIMEOUT_S, self._producer.abort_transaction)
+
+    def abandon(self) -> None:
+        self._producer.close(timeout=0)
+
+    def close(self) -> None:
+        self.abandon()
+
+
 class KafkaPythonReader:
-    def __init__(self, bootstrap: str, group: str | None) -> None:
+    def __init__(self, bootstrap: str, group: str | None, committed_only: bool) -> None:
         self._consumer = KafkaConsumer(
             bootstrap_servers=bootstrap,
             group_id=group,
@@ -73,6 +121,7 @@ class KafkaPythonReader:
             session_timeout_ms=interface.SESSION_TIMEOUT_MS,
             heartbeat_interval_ms=interface.HEARTBEAT_MS,
             fetch_max_wait_ms=200,
+            isolation_level="read_committed" if committed_only else "read_uncommitted",
             retry_backoff_ms=interface.RETRY_BACKOFF_MS,
             reconnect_backoff_max_ms=300,
         )
@@ -118,6 +167,9 @@ class KafkaPythonReader:
     def bounds(self, partition: Partition) -> tuple[int, int]:
         wanted = TopicPartition(*partition)
         return self._consumer.beginning_offsets([wanted])[wanted], self._consumer.end_offsets([wanted])[wanted]
+
+    def membership(self) -> object:
+        return self._consumer.group_metadata()
 
     def close(self) -> None:
         self._consumer.close(autocommit=False)
@@ -178,12 +230,18 @@ class KafkaPythonAdmin:
 class KafkaPython:
     name = "kafka-python"
     deletes_groups = True
+    fences_zombies = True
 
     def sender(self, bootstrap: str, *, codec: str = "none", idempotent: bool = True) -> KafkaPythonSender:
         return KafkaPythonSender(bootstrap, codec, idempotent)
 
-    def reader(self, bootstrap: str, *, group: str | None = None) -> KafkaPythonReader:
-        return KafkaPythonReader(bootstrap, group)
+    def transactions(
+        self, bootstrap: str, transactional_id: str, *, timeout_ms: int = interface.TRANSACTION_TIMEOUT_MS
+    ) -> KafkaPythonTransactions:
+        return KafkaPythonTransactions(bootstrap, transactional_id, timeout_ms)
+
+    def reader(self, bootstrap: str, *, group: str | None = None, committed_only: bool = False) -> KafkaPythonReader:
+        return KafkaPythonReader(bootstrap, group, committed_only)
 
     def admin(self, bootstrap: str) -> KafkaPythonAdmin:
         return KafkaPythonAdmin(bootstrap)
