@@ -590,10 +590,11 @@ class _LocalMarkers:
 
     def __init__(self, services: Callable[[], Services | None]) -> None:
         self._services = services
+        self._apis = registry.load()
 
     async def write(self, marker: TransactionMarker, partitions: Collection[TopicPartition]) -> Outcome:
         services = self._services()
-        served = registry.load().get(ApiKey.WRITE_TXN_MARKERS)
+        served = self._apis.get(ApiKey.WRITE_TXN_MARKERS)
         if services is None or served is None:
             raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "nobody writes markers here")
         context = RequestContext(
