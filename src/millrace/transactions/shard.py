@@ -30,7 +30,7 @@ from millrace.transactions.state import Decision, NeedsProducerId, Producer, Tra
 logger = logging.getLogger(__name__)
 
 _PER_BATCH: Final = 500
-"""Records that are written together when many ids are forgotten at once."""
+"""Records that are written together when many ids are forgotten at once, or read before others get their turn."""
 _AGAIN_S: Final = 0.1
 """Until a completion that the log refused is tried again."""
 
@@ -207,22 +207,18 @@ class TransactionShard(StateShard):
 
     async def forget_expired(self) -> None:
         """Forget the ids that nobody has used for long."""
-        now_ms = self._clock.wall_ms()
-        expired = [
-            each
-            for each, found in self.transactions.items()
-            if each not in self._changing and state.may_expire(found, now_ms, self._settings.id_expiration_ms)
-        ]
+        expired = [each for each in self.transactions if self._is_expired(each)]
         for start in range(0, len(expired), _PER_BATCH):
-            batch = [each for each in expired[start : start + _PER_BATCH] if self._still_expired(each, now_ms)]
+            # Those of the first batches are durable before the last is written: somebody may have come back.
+            batch = [each for each in expired[start : start + _PER_BATCH] if self._is_expired(each)]
             if batch:
                 await self.in_time(self._append([(each, None) for each in batch]))
 
-    def _still_expired(self, transactional_id: str, now_ms: int) -> bool:
+    def _is_expired(self, transactional_id: str) -> bool:
         found = self.transactions.get(transactional_id)
         if found is None or transactional_id in self._changing:
             return False
-        return state.may_expire(found, now_ms, self._settings.id_expiration_ms)
+        return state.may_expire(found, self._clock.wall_ms(), self._settings.id_expiration_ms)
 
     # ------------------------------------------------------------------------------------------------------ completion
 
