@@ -14,7 +14,7 @@ from millrace.records.control import EndMarker, MarkerType, decode_end_marker, e
 from millrace.records.decode import Record, decode_records, iter_records
 from millrace.records.encode import encode_batch
 from millrace.replication.state_topic import StateTopic
-from millrace.replication.watermark import Watermark
+from millrace.replication.watermark import Reached, Watermark
 
 MAX_BATCH_BYTES = 1_048_588
 
@@ -194,6 +194,9 @@ class FakePartition:
         self.log.end_offset = end
         self.open = {each.producer_id for each in self.log.batches() if each.fate == "open"}
         self.verifications.clear()
+
+    def when_committed(self, last_offset: int, reached: Reached) -> bool:
+        return self.high_watermark.when(last_offset + 1, reached)
 
     async def wait_committed(self, last_offset: int) -> None:
         future = self.high_watermark.reach(last_offset + 1)

@@ -33,6 +33,7 @@ from millrace.records.control import MarkerType, decode_end_marker
 from millrace.records.decode import iter_records, records_section
 from millrace.records.encode import Record, encode_batch
 from millrace.records.filtering import Span, record_spans, value_of
+from millrace.replication.watermark import Reached
 
 log = logging.getLogger(__name__)
 
@@ -92,6 +93,8 @@ class StatePartition(Protocol):
     def append(self, records: bytes, *, from_client: bool, verification: Any = None) -> StateAppend: ...
 
     def begin_verification(self, producer_id: int, epoch: int, sequence: int, *, bumps_epoch: bool) -> Any: ...
+
+    def when_committed(self, last_offset: int, reached: Reached) -> bool: ...
 
     async def wait_committed(self, last_offset: int) -> None: ...
 
@@ -185,6 +188,10 @@ class StateTopic:
     async def wait_committed(self, index: int, last_offset: int) -> None:
         """Return when the record is on every replica that counts. Cancellation changes nothing in the log."""
         await self._leading(index).wait_committed(last_offset)
+
+    def when_committed(self, index: int, last_offset: int, reached: Reached) -> bool:
+        """Have `reached` called when the record is on every replica that counts; False, and no call, where it is."""
+        return self._leading(index).when_committed(last_offset, reached)
 
     async def load(self, index: int) -> list[StateRecord]:
         """The latest record of every key, tombstones included, in the order in which they came to count.

@@ -12,6 +12,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from millrace.errors import ApiError, ErrorCode
 from millrace.replication.state_topic import Entry, StateTopic, Transaction
@@ -33,6 +34,8 @@ class StateWriter:
         self._index = index
         self._writes: deque[_Write] = deque()
         self._written = asyncio.Event()
+        self._turn: asyncio.Future[None] | None = None
+        """What `confirm` waits for: the first write is durable, or is not the first any more."""
         self._is_closed = False
 
     def __repr__(self) -> str:
@@ -77,17 +80,21 @@ class StateWriter:
                 self._written.clear()
                 await self._written.wait()
                 continue
-            await self._topic.wait_committed(self._index, self._writes[0].last_offset)
-            if self._writes:
-                write = self._writes.popleft()
-                write.apply(write.base_offset)
-                if not write.done.done():
-                    write.done.set_result(None)
+            first = self._writes[0]
+            self._turn = turn = asyncio.get_running_loop().create_future()
+            if self._topic.when_committed(self._index, first.last_offset, partial(_reached, turn)):
+                await turn
+            if self._writes and self._writes[0] is first:
+                self._writes.popleft()
+                first.apply(first.base_offset)
+                if not first.done.done():
+                    first.done.set_result(None)
 
     def close(self, error: ErrorCode) -> None:
         """Tell everybody who waits, and take nothing more."""
         self._is_closed = True
         self._written.set()
+        self._end_turn()
         writes, self._writes = self._writes, deque()
         for write in writes:
             if not write.done.done():
@@ -102,11 +109,26 @@ class StateWriter:
             place -= 1
         self._writes.insert(place, _Write(base_offset, last_offset, apply, done))
         self._written.set()
+        if place == 0:
+            self._end_turn()
         return done
+
+    def _end_turn(self) -> None:
+        if self._turn is not None:
+            _reached(self._turn, None)
 
 
 def nothing(_base_offset: int) -> None:
     """What a write does that counts already, or only says that it is durable."""
+
+
+def _reached(turn: asyncio.Future[None], error: Exception | None) -> None:
+    if turn.done():
+        return
+    if error is None:
+        turn.set_result(None)
+    else:
+        turn.set_exception(error)
 
 
 def _look_at(done: asyncio.Future[None]) -> None:

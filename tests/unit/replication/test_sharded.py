@@ -192,6 +192,19 @@ async def test_what_others_append_takes_its_turn(bench: Bench) -> None:
     assert not shard._writer._writes
 
 
+async def test_what_comes_before_the_first_write_does_not_wait_for_it(bench: Bench) -> None:
+    shard = await bench.start()
+    seen: list[int] = []
+    bench.fake.topic.append(0, [(b"from others", b"1")], 0)
+    shard.append([(b"a", b"1")], seen.append)
+    await asyncio.sleep(0)  # the write is waited for
+    bench.fake[0].commit(1)
+    shard._writer.note(0, seen.append)
+    await until(lambda: seen == [0])
+    bench.fake[0].commit()
+    await until(lambda: seen == [0, 1])
+
+
 async def test_a_shard_that_knows_no_transactions_passes_over_them(bench: Bench) -> None:
     guard = bench.fake.topic.begin_verification(0, 7, 0, bumps_epoch=False)
     bench.fake.topic.append(0, [(b"a", b"1")], 0, Transaction(7, 0, guard))

@@ -500,6 +500,28 @@ def test_a_commit_keeps_the_session_alive(bench: GroupBench) -> None:
         assert bench.check_commit(member, 1) is NONE
 
 
+def test_who_may_commit_in_a_transaction(bench: GroupBench) -> None:
+    def check(member_id: str, generation: int, instance_id: str | None = None) -> ErrorCode:
+        return classic.check_transactional_commit(bench.group, member_id, instance_id, generation)
+
+    assert check("", -1) is NONE
+    assert check("ghost", -1) is NONE, "nobody is in the group"
+    (member,) = bench.stabilise()
+    assert check(member, 1) is NONE
+    assert check("", -1) is NONE, "before version 3 nobody is named"
+    assert check(member, 0) is ErrorCode.ILLEGAL_GENERATION
+    assert check(member, -1) is ErrorCode.ILLEGAL_GENERATION
+    assert check("", 1) is ErrorCode.UNKNOWN_MEMBER_ID
+    assert check("ghost", 1) is ErrorCode.UNKNOWN_MEMBER_ID
+    assert check("", -1, "red") is ErrorCode.UNKNOWN_MEMBER_ID
+    bench.admit()
+    bench.join(join_request(member))
+    assert bench.group.state is GroupState.COMPLETING_REBALANCE
+    assert check(member, 2) is NONE, "the state of the group does not matter"
+    bench.group.state = GroupState.DEAD
+    assert check(member, 2) is ErrorCode.COORDINATOR_NOT_AVAILABLE
+
+
 # Loading and unloading
 
 
