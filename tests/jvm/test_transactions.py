@@ -27,9 +27,10 @@ EMPTY, ONGOING, PREPARE_COMMIT, PREPARE_ABORT, COMPLETE_COMMIT, COMPLETE_ABORT =
 """States of a transaction, as the log of the coordinator has them."""
 
 
-def transactional(server: Server, transactional_id: str) -> Producer:
+def transactional(server: Server, transactional_id: str, timeout_ms: int = 60_000) -> Producer:
     """librdkafka's producer, ready to begin."""
-    producer = Producer({"bootstrap.servers": server.bootstrap, "transactional.id": transactional_id, "log_level": 2})
+    settings = {"bootstrap.servers": server.bootstrap, "transaction.timeout.ms": timeout_ms, "log_level": 2}
+    producer = Producer({**settings, "transactional.id": transactional_id})
     producer.init_transactions(CALL_S)
     return producer
 
@@ -94,7 +95,7 @@ def test_copiers_of_one_group(tools: KafkaTools, jars: KafkaJars, server: Server
 def test_the_command_for_transactions(tools: KafkaTools, server: Server, topic: str) -> None:
     tools.create_topic(topic)
     transactional_id = f"{topic}-id"
-    producer = transactional(server, transactional_id)
+    producer = transactional(server, transactional_id, timeout_ms=600_000)  # it outlives the tools on a busy machine
     send(producer, topic, ["never committed"])
 
     def rows(first_column: str, *words: str) -> list[dict[str, str]]:
@@ -108,7 +109,7 @@ def test_the_command_for_transactions(tools: KafkaTools, server: Server, topic: 
     assert (listed["TransactionalId"], listed["TransactionState"]) == (transactional_id, "Ongoing")
     open_one = described()
     assert (open_one["TransactionState"], open_one["TopicPartitions"]) == ("Ongoing", f"{topic}-0")
-    assert (open_one["ProducerId"], open_one["TransactionTimeoutMs"]) == (listed["ProducerId"], "60000")
+    assert (open_one["ProducerId"], open_one["TransactionTimeoutMs"]) == (listed["ProducerId"], "600000")
     place = ("--topic", topic, "--partition", "0")
     (active,) = rows("ProducerId", "describe-producers", *place)
     assert (active["ProducerId"], active["CurrentTransactionStartOffset"]) == (listed["ProducerId"], "0")
