@@ -19,6 +19,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from clients.adapters.confluent import Confluent
 from clients.adapters.interface import Partition, Reader, Received, Transactions
+from clients.adapters.kafka_python import KafkaPython
 from clients.conftest import SWIFT
 from clients.members import wait_for
 from clients.opened import Opened
@@ -328,6 +329,10 @@ def test_the_brokers_restart_between_begin_and_commit(
     opened: Opened, cluster: Brokers, roles: Roles, fresh: Callable[[str], str]
 ) -> None:
     """A broker alone restarts; of three, the one that coordinates goes, and comes back after the commit."""
+    alone = "," not in opened.bootstrap
+    if not alone and isinstance(opened.client, KafkaPython):
+        # Its Sender retries a request only where it has no node for it; a node that refuses is an exception there.
+        pytest.skip("kafka-python 3.0.12 forgets its EndTxn when its coordinator's broker is gone, and waits for ever")
     topic, transactional_id = fresh("topic"), fresh("id")
     cluster.create_topic(topic)
     producer = opened.transactions(transactional_id)
@@ -335,7 +340,6 @@ def test_the_brokers_restart_between_begin_and_commit(
     producer.send(topic, b"before")
     producer.flush()
     coordinator = roles.transaction_coordinator(transactional_id)
-    alone = "," not in opened.bootstrap
     if alone:
         cluster.restart()
     else:
