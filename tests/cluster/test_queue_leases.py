@@ -47,7 +47,11 @@ def cluster(running: ClusterProcesses) -> Iterator[ClusterProcesses]:
 
 @contextmanager
 def member(bootstrap: str, topic: str) -> Iterator[QueueConsumer]:
-    properties = {"bootstrap.servers": bootstrap, "request.timeout.ms": str(int(REQUEST_S * 1000)), "retry.backoff.ms": "20"}
+    properties = {
+        "bootstrap.servers": bootstrap,
+        "request.timeout.ms": str(int(REQUEST_S * 1000)),
+        "retry.backoff.ms": "20",
+    }
     client = ClusterClient(ClientSettings.from_properties(properties))
     consumer = QueueConsumer(client, f"group-of-{topic}", [topic])
     try:

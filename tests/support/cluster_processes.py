@@ -1,6 +1,6 @@
 """A cluster of real processes for fault tests: a real ZooKeeper, brokers, and between them a network that can be cut.
 
-Every broker has two listeners: CLIENT, direct, for the workload, and REPLICATION, which it advertises directly or, in a
+Every broker has two listeners: CLIENT, direct (or through a link, with `client_links`), for the workload, and REPLICATION, which it advertises directly or, in a
 `proxied` layout, by a name for which every other broker has a link of its own (`support.tcp_proxy.Network`); there its
 way to ZooKeeper leads through a link, too. A cluster without ZooKeeper nodes is one broker with its embedded store.
 
@@ -36,7 +36,7 @@ from millrace.wire.messages.cluster import MetadataRequest, MetadataResponse
 from millrace.wire.schema import Request, Response
 from support.maven import ROOT
 from support.servers import HOST, ServerFailed
-from support.tcp_proxy import ZOOKEEPER, Network, broker_host, broker_node
+from support.tcp_proxy import CLIENTS, ZOOKEEPER, Network, broker_host, broker_node
 
 T = TypeVar("T")
 ResponseT = TypeVar("ResponseT", bound=Response)
@@ -63,6 +63,8 @@ class Layout:
     """The bug that every broker runs with (`cluster/planted.py`)."""
     log_dirs: int = 1
     """How many disks a broker has."""
+    client_links: bool = False
+    """In a proxied layout: clients, too, come over links, on which requests can be kept back."""
     settings: tuple[tuple[str, str], ...] = ()
 
 
@@ -96,6 +98,8 @@ class BrokerProcess:
     def __init__(self, broker_id: int, home: Path, planted: str, log_dirs: int = 1) -> None:
         self.broker_id = broker_id
         self.client_port, self.replication_port = free_ports(HOST, 2)
+        self.advertised_port = self.client_port
+        """Where clients are sent."""
         self.directory = home / f"broker-{broker_id}"
         self.data = self.directory / "data"
         self.disks = (self.data, *(self.directory / f"data-{number}" for number in range(2, log_dirs + 1)))
@@ -115,7 +119,7 @@ class BrokerProcess:
 
     @property
     def address(self) -> str:
-        return f"{HOST}:{self.client_port}"
+        return f"{HOST}:{self.advertised_port}"
 
     @property
     def running(self) -> bool:
@@ -297,6 +301,9 @@ class ClusterProcesses:
             self.zookeeper.start()
         for broker in self.brokers.values():
             broker.links = self._links_of(broker.broker_id)
+            if self.layout.client_links:
+                node = broker_node(broker.broker_id)
+                broker.advertised_port = self.wires().link(CLIENTS, node, broker.client_port, framed=True)
             broker.configure(self._settings(broker))
         self.start_brokers(self.brokers)
 
@@ -453,12 +460,11 @@ class ClusterProcesses:
 
     def _settings(self, broker: BrokerProcess) -> dict[str, str]:
         replication_host = HOST if self.network is None else broker_host(broker.broker_id)
-        client = f"CLIENT://{broker.address}"
         several = self.layout.brokers > 1
         settings = {
             "broker.id": str(broker.broker_id),
-            "listeners": f"{client},REPLICATION://{HOST}:{broker.replication_port}",
-            "advertised.listeners": f"{client},REPLICATION://{replication_host}:{broker.replication_port}",
+            "listeners": f"CLIENT://{HOST}:{broker.client_port},REPLICATION://{HOST}:{broker.replication_port}",
+            "advertised.listeners": f"CLIENT://{broker.address},REPLICATION://{replication_host}:{broker.replication_port}",
             "listener.security.protocol.map": "CLIENT:PLAINTEXT,REPLICATION:PLAINTEXT",
             "inter.broker.listener.name": "REPLICATION",
             "log.dirs": ",".join(str(disk) for disk in broker.disks),
