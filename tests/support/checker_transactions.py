@@ -186,7 +186,7 @@ def _check_circles(
         reader = (read.process, read.op)
         if read.value in writers and reader in transactions:
             readers[writers[read.value].id].add(reader)
-    before = {one: 0 for one in transactions}
+    before = dict.fromkeys(transactions, 0)
     for several in readers.values():
         for reader in several:
             before[reader] += 1
