@@ -194,7 +194,7 @@ def test_a_transaction_that_reads_what_it_has_not_committed_yet() -> None:
 
 def test_transactions_that_read_one_after_the_other() -> None:
     story = Story()
-    values = []
+    values: list[int] = []
     for number in (1, 2, 3):
         for earlier, value in enumerate(values):
             story.reads(f"p{number}", value, earlier, op=1)

@@ -5,8 +5,9 @@
     bank    moves money between its accounts, and adds them all up now and then
 
 It keeps its transactional id for life. When its producer is fenced or broken, it makes a new one and goes on from what
-was committed, as any such program must. Everything that it asks for is in its history before it asks (`support.history`);
-it ends when its standard input does, at the latest with its parent, and prints how many records it has committed.
+was committed, as any such program must. Everything that it asks for is in its history before it asks
+(`support.history`); it ends when its standard input does, at the latest with its parent, and prints how many records it
+has committed.
 """
 
 from __future__ import annotations
@@ -120,16 +121,21 @@ class Transactions:
         return self._current
 
     def send(
-        self, topic: str, partition: int, payload: bytes, *, key: bytes | None = None, source: int = -1, note: bool = True
+        self,
+        topic: str,
+        partition: int,
+        payload: bytes,
+        *,
+        key: bytes | None = None,
+        source: int = -1,
+        note: bool = True,
     ) -> None:
         """`source` is the offset of the record that this is a copy of."""
         value = value_in_transaction(self._number, self._current, self._sent)
         self._sent += 1
         if note:
             place = key_of(topic, partition)
-            self._history.write(
-                Outcome.INVOKE, Action.SEND, place, op=self._current, value=value, offset=source
-            )
+            self._history.write(Outcome.INVOKE, Action.SEND, place, op=self._current, value=value, offset=source)
         while True:
             try:
                 self._producer.produce(topic, encode_record(value, payload), key, partition=partition)
@@ -357,9 +363,13 @@ class Mixer:
         self._history = history
         self._transactions = transactions
         self._rng = random.Random(options.number)
-        self._places = [(topic, index) for topic in (options.topic, options.input) for index in range(options.partitions)]
+        self._places = [
+            (topic, index) for topic in (options.topic, options.input) for index in range(options.partitions)
+        ]
         self._payload = bytes(100)
-        self._consumer = Consumer({**CONSUMER, "isolation.level": "read_committed", "bootstrap.servers": options.bootstrap})
+        self._consumer = Consumer(
+            {**CONSUMER, "isolation.level": "read_committed", "bootstrap.servers": options.bootstrap}
+        )
         self._consumer.assign([TopicPartition(topic, index, 0) for topic, index in self._places])
 
     def step(self) -> None:
@@ -453,9 +463,12 @@ def read_books(bootstrap: str, topic: str, partitions: int) -> dict[str, dict[in
 _HEAD_BYTES: Final = len(encode_record(0, b""))
 
 
-def read_to_the_end(bootstrap: str, places: list[TopicPartition], timeout_s: float) -> list[Message]:
-    """What is committed below the present high watermarks; KafkaException when that takes too long to be decided."""
-    ends = {(each.topic, each.partition): end for each, end in zip(places, ends_of(bootstrap, places), strict=True)}
+def read_to_the_end(
+    bootstrap: str, places: list[TopicPartition], timeout_s: float, ends: Mapping[tuple[str, int], int] | None = None
+) -> list[Message]:
+    """What is committed below the present high watermarks, or these ends; KafkaException when that takes too long."""
+    if ends is None:
+        ends = {(each.topic, each.partition): end for each, end in zip(places, ends_of(bootstrap, places), strict=True)}
     messages = []
     settings = {**CONSUMER, "isolation.level": "read_committed", "enable.partition.eof": True}
     consumer = Consumer({**settings, "bootstrap.servers": bootstrap})
@@ -465,7 +478,9 @@ def read_to_the_end(bootstrap: str, places: list[TopicPartition], timeout_s: flo
         left = {place for place, end in ends.items() if end > 0}
         while left:
             if time.monotonic() > deadline:
-                raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"{len(left)} partitions were not read to their end"))
+                raise KafkaException(
+                    KafkaError(KafkaError._TIMED_OUT, f"{len(left)} partitions were not read to their end")
+                )
             for message in consumer.consume(500, 0.1):
                 place, offset = (message.topic() or "", message.partition() or 0), message.offset() or 0
                 error = message.error()
@@ -513,13 +528,19 @@ def run(job: Job, transactions: Transactions, stopping: threading.Event) -> None
 def _start_over(job: Job, stopping: threading.Event) -> None:
     while not stopping.is_set():
         try:
-            return job.start_over()
+            job.start_over()
         except KafkaException as failure:
             complain(f"start over: {failure}")
             time.sleep(_PAUSE_S)
+        else:
+            return
 
 
-JOBS: Final = {"copier": Copier, "mixer": Mixer, "bank": Bank}
+JOBS: Final[dict[str, Callable[[argparse.Namespace, HistoryWriter, Transactions], Job]]] = {
+    "copier": Copier,
+    "mixer": Mixer,
+    "bank": Bank,
+}
 
 
 def main() -> int:

@@ -1,7 +1,7 @@
 """A cluster of real processes for fault tests: a real ZooKeeper, brokers, and between them a network that can be cut.
 
-Every broker has two listeners: CLIENT, for the workload, direct or, with `client_links`, through a link on which requests
-can be kept back; and REPLICATION, which it advertises directly or, in a `proxied` layout, by a name for which every
+Every broker has two listeners: CLIENT, for the workload, direct or, with `client_links`, through a link on which
+requests can be kept back; and REPLICATION, which it advertises directly or, in a `proxied` layout, by a name for which every
 other broker has a link of its own (`support.tcp_proxy.Network`); there its way to ZooKeeper leads through a link, too.
 A cluster without ZooKeeper nodes is one broker with its embedded store.
 
