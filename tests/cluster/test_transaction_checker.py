@@ -226,6 +226,16 @@ def test_members_that_go_on_where_committed_transactions_ended() -> None:
     assert story.found() == {}
 
 
+def test_a_reader_without_a_group_begins_where_it_likes() -> None:
+    story = Story()
+    (value,) = story.sends("p1", 1, KEY)
+    story.ends("p1", 1)
+    story.add("c1", 0, Outcome.OK, Action.ASSIGN, KEY)
+    story.reads("c1", value, 3)
+    story.last_read(value)
+    assert story.found() == {Anomaly.DUPLICATE: 1}  # it lies at 0 for the last reader
+
+
 def test_a_member_that_begins_before_a_committed_transaction() -> None:
     story = Story()
     story.moves("p1", 1, 3)

@@ -25,6 +25,7 @@ from cluster.transaction_rounds import (
     of_transactions,
     run_bank_round,
     run_copy_round,
+    run_late_round,
     run_mixed_round,
 )
 from millrace.wire.keys import ApiKey
@@ -67,6 +68,22 @@ def kill_leader_and_coordinator(stage: TransactionStage) -> None:
         time.sleep(1)
         stage.cluster.start_brokers([coordinator, leader])
         stage.goes_on(_A_LITTLE)
+        stage.cluster.wait_whole(stage.topic, _HEALS_WITHIN_S)
+
+
+def kill_coordinator_before_its_markers_arrive(stage: TransactionStage) -> None:
+    """It decides, and cannot tell the partitions of other brokers; whoever comes after it must."""
+    for _ in range(stage.scale.bounces):
+        coordinator = stage.transaction_coordinator()
+        stage.mark(f"coordinator {coordinator} reaches nobody, then kill -9")
+        for broker_id in stage.cluster.brokers:
+            if broker_id != coordinator:
+                stage.cluster.wires().refuse(broker_node(coordinator), broker_node(broker_id))
+        time.sleep(stage.scale.session_s / 3)
+        stage.cluster.kill(coordinator)
+        stage.cluster.wires().heal()
+        stage.goes_on(_A_LITTLE)
+        stage.cluster.start_brokers([coordinator])
         stage.cluster.wait_whole(stage.topic, _HEALS_WITHIN_S)
 
 
@@ -187,6 +204,11 @@ def cut_clients_from_leader(stage: TransactionStage) -> None:
 # --- late messages ----------------------------------------------------------------------------------------------------
 
 
+def nothing_else(stage: TransactionStage) -> None:
+    """For programs that are late by themselves."""
+    stage.goes_on(_A_LITTLE)
+
+
 def late(*api_keys: ApiKey) -> TransactionFault:
     """Requests of a program arrive again, transactions after it has sent them once more; some after everything."""
 
@@ -304,6 +326,7 @@ TRANSACTION_ROWS: Final = (
             _variant("mixed coordinator killed", kill(_COORDINATOR)),
             _variant("mixed coordinator paused", pause(_COORDINATOR)),
             _variant("mixed coordinator cut off", cut(_COORDINATOR)),
+            _variant("mixed coordinator killed before markers", kill_coordinator_before_its_markers_arrive),
             _variant("mixed leader and coordinator killed", kill_leader_and_coordinator),
             _variant("mixed all killed", kill_all),
             _variant("mixed clients left open", leave_transactions_open),
@@ -314,11 +337,24 @@ TRANSACTION_ROWS: Final = (
             _variant("mixed records too late", produce_too_late),
             _variant("mixed everything at random", everything),
         ),
-        14,
+        15,
         20_000,
         SHORT_MIX,
         FULL_MIX,
         run_mixed_round,
+    ),
+    Row(
+        "transactions whose requests come late or twice, of both versions, while brokers are killed",
+        (
+            _variant("late and nothing else", nothing_else),
+            _variant("late leader killed", kill(_leader)),
+            _variant("late coordinator killed", kill(_COORDINATOR)),
+        ),
+        6,
+        20_000,
+        SHORT_MIX,
+        FULL_MIX,
+        run_late_round,
     ),
     Row(
         "banks that move money between accounts of a compacted topic: the same faults",
@@ -343,9 +379,10 @@ SHORT_VARIANTS: Final = {
     "copy coordinator cut off",
     "copy group coordinator killed",
     "copy clients replaced",
-    "mixed coordinator killed",
+    "mixed coordinator killed before markers",
     "mixed all killed",
     "mixed records too late",
+    "late and nothing else",
     "bank coordinator killed",
 }
 """What CI runs, in two minutes: the others show the same, or take longer to show anything."""

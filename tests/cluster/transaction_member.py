@@ -24,7 +24,9 @@ from typing import Final, Protocol
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
+from cluster.late_transactions import EPOCHS, Straggler
 from cluster.planted import die_with_parent
+from cluster.transaction_errors import Gone, MustAbort
 from cluster.workload import CLIENT, CONSUMER, Settings, complain, key_of, report, watch_input
 from support.history import (
     ABORT,
@@ -74,12 +76,33 @@ CLASSIC: Final[Settings] = {
 }
 
 
-class Gone(Exception):
-    """The producer is of no use any more: its place was taken, or it is broken."""
+class Writer(Protocol):
+    """Transactions, one after the other."""
 
+    committed: int
 
-class MustAbort(Exception):
-    """The transaction cannot be committed."""
+    def renew(self) -> None: ...
+
+    def begin(self) -> int: ...
+
+    def send(
+        self,
+        topic: str,
+        partition: int,
+        payload: bytes,
+        *,
+        key: bytes | None = None,
+        source: int = -1,
+        note: bool = True,
+    ) -> None: ...
+
+    def move(self, topic: str, offsets: Mapping[int, int], group: object) -> None: ...
+
+    def commit(self) -> None: ...
+
+    def abort(self) -> None: ...
+
+    def abandon(self) -> None: ...
 
 
 class Transactions:
@@ -252,7 +275,7 @@ class Job(Protocol):
 class Copier:
     """Copies each partition of the input to that of the same number."""
 
-    def __init__(self, options: argparse.Namespace, history: HistoryWriter, transactions: Transactions) -> None:
+    def __init__(self, options: argparse.Namespace, history: HistoryWriter, transactions: Writer) -> None:
         self._history = history
         self._transactions = transactions
         self._rng = random.Random(options.number)
@@ -281,6 +304,11 @@ class Copier:
             self._transactions.send(self._output, index, data, source=offset)
             ends[index] = offset + 1
         self._transactions.move(self._input, ends, self._membership())
+        if self._rng.random() < _ABORTS:
+            # On purpose: what is visible of these offsets now would be missing in the copy.
+            self._transactions.abort()
+            self.start_over()
+            return
         self._transactions.commit()
         self._gathered.clear()
 
@@ -359,7 +387,7 @@ class Copier:
 class Mixer:
     """Sends and reads, in any order, to and from all partitions of two topics."""
 
-    def __init__(self, options: argparse.Namespace, history: HistoryWriter, transactions: Transactions) -> None:
+    def __init__(self, options: argparse.Namespace, history: HistoryWriter, transactions: Writer) -> None:
         self._history = history
         self._transactions = transactions
         self._rng = random.Random(options.number)
@@ -405,7 +433,7 @@ class Mixer:
 class Bank:
     """Accounts whose balances are the last records of their keys; each transfer writes two of them."""
 
-    def __init__(self, options: argparse.Namespace, history: HistoryWriter, transactions: Transactions) -> None:
+    def __init__(self, options: argparse.Namespace, history: HistoryWriter, transactions: Writer) -> None:
         self._history = history
         self._transactions = transactions
         self._rng = random.Random(options.number)
@@ -434,7 +462,7 @@ class Bank:
         self._transactions.commit()
         self._balances.update(new)
         self._transfers += 1
-        if self._transfers % 50 == 0:
+        if self._transfers % 20 == 0:
             self.start_over()
 
     def start_over(self) -> None:
@@ -505,7 +533,7 @@ def ends_of(bootstrap: str, places: list[TopicPartition], isolation: str = "read
         consumer.close()
 
 
-def run(job: Job, transactions: Transactions, stopping: threading.Event) -> None:
+def run(job: Job, transactions: Writer, stopping: threading.Event) -> None:
     """Transaction after transaction, whatever becomes of each."""
     reported = 0.0
     _start_over(job, stopping)
@@ -536,7 +564,7 @@ def _start_over(job: Job, stopping: threading.Event) -> None:
             return
 
 
-JOBS: Final[dict[str, Callable[[argparse.Namespace, HistoryWriter, Transactions], Job]]] = {
+JOBS: Final[dict[str, Callable[[argparse.Namespace, HistoryWriter, Writer], Job]]] = {
     "copier": Copier,
     "mixer": Mixer,
     "bank": Bank,
@@ -557,13 +585,17 @@ def main() -> int:
     parser.add_argument("--input", help="the topic to copy, or a second one to write")
     parser.add_argument("--group", help="of the copiers")
     parser.add_argument("--protocol", choices=("classic", "consumer"), default="classic")
+    parser.add_argument(
+        "--late", type=int, choices=(0, EPOCHS), help="its requests are late, in this transaction version"
+    )
     options = parser.parse_args()
     die_with_parent()
     stopping = threading.Event()
     threading.Thread(target=watch_input, args=(stopping,), daemon=True).start()
     with HistoryWriter(options.history, f"p{options.number}") as history:
         try:
-            transactions = Transactions(options, history, stopping)
+            kind = Transactions if options.late is None else Straggler
+            transactions: Writer = kind(options, history, stopping)
             job = JOBS[options.job](options, history, transactions)
             run(job, transactions, stopping)
             job.close()

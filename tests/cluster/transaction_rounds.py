@@ -60,9 +60,6 @@ SETTINGS: Final = (
     ("transaction.state.log.num.partitions", "1"),
     ("transaction.abort.timed.out.transaction.cleanup.interval.ms", "500"),
 )
-_COPIED_WITHIN_S: Final = 120.0
-_STABLE_WITHIN_S: Final = 30.0
-"""After healing, and the timeout of whatever was left open."""
 _READ_WITHIN_S: Final = 60.0
 
 
@@ -71,6 +68,10 @@ class TransactionScale(Scale):
     """How large a round with transactions is. `acked` are records in committed transactions."""
 
     members: int = 3
+    copied_within_s: float = 120.0
+    """After healing everything that was written is copied within this."""
+    stable_within_s: float = 30.0
+    """After healing, and the timeout of whatever was left open, everything is decided within this."""
 
 
 SHORT_COPY: Final = TransactionScale(
@@ -93,14 +94,15 @@ class TransactionClients(Clients):
     """The programs of a round, a reader of what they write and, for copiers, a producer of what they read."""
 
     def __init__(
-        self, bootstrap: str, topic: str, scale: TransactionScale, directory: Path, *, job: str, protocol: str
+        self, bootstrap: str, topic: str, scale: TransactionScale, directory: Path, *, job: str, more: tuple[str, ...]
     ) -> None:
         self.output = topic
         self.second = f"{topic}-2"
         """What copiers read, and what mixers write, too."""
         self.group = f"group-of-{topic}"
         self._job = job
-        self._protocol = protocol
+        self._copied_within_s = scale.copied_within_s
+        self._more = more
         self._paused: set[int] = set()
         self._slots: dict[int, int] = {}
         # The base class starts producers, whose topic is the one that is copied.
@@ -130,7 +132,7 @@ class TransactionClients(Clients):
         """A program with the transactional id of this slot; its number."""
         number = sum(name.startswith("member") for name in self._counts) + 1
         more = ["--job", self._job, "--slot", str(slot), "--timeout-ms", str(TRANSACTION_TIMEOUT_MS)]
-        more += ["--input", self.second, "--group", self.group, "--protocol", self._protocol]
+        more += ["--input", self.second, "--group", self.group, *self._more]
         self._start("member", number, *more, module="cluster.transaction_member")
         self._slots[number] = slot
         return number
@@ -194,7 +196,7 @@ class TransactionClients(Clients):
             return True if all(seen[index] == end for index, end in ends.items() if end) else None
 
         try:
-            wait_for(everything, _COPIED_WITHIN_S, "the input was not copied", pause_s=0.2)
+            wait_for(everything, self._copied_within_s, "the input was not copied", pause_s=0.2)
         except ServerFailed as error:
             raise ServerFailed(f"{error}: the group is at {seen} of {ends}") from None
         finally:
@@ -231,18 +233,23 @@ def of_transactions(fault: TransactionFault) -> Fault:
 
 def run_copy_round(cluster: ClusterProcesses, fault: Fault, scale: Scale, seed: int = 0) -> Result:
     """Copiers; their group is a classic one in every other round, and one of KIP-848 in the others."""
-    return _run(cluster, fault, scale, seed, "copier")
+    return _run(cluster, fault, scale, seed, "copier", "--protocol", "consumer" if seed % 2 else "classic")
 
 
 def run_mixed_round(cluster: ClusterProcesses, fault: Fault, scale: Scale, seed: int = 0) -> Result:
     return _run(cluster, fault, scale, seed, "mixer")
 
 
+def run_late_round(cluster: ClusterProcesses, fault: Fault, scale: Scale, seed: int = 0) -> Result:
+    """Mixers whose requests are late (`late_transactions`): of version 2, and before that in every other round."""
+    return _run(cluster, fault, scale, seed, "mixer", "--late", "0" if seed % 2 else "2")
+
+
 def run_bank_round(cluster: ClusterProcesses, fault: Fault, scale: Scale, seed: int = 0) -> Result:
     return _run(cluster, fault, scale, seed, "bank")
 
 
-def _run(cluster: ClusterProcesses, fault: Fault, scale: Scale, seed: int, job: str) -> Result:
+def _run(cluster: ClusterProcesses, fault: Fault, scale: Scale, seed: int, job: str, *more: str) -> Result:
     """One round on a running cluster, with topics of its own; everything that is wrong is in the result."""
     assert isinstance(scale, TransactionScale)
     result = Result()
@@ -250,12 +257,15 @@ def _run(cluster: ClusterProcesses, fault: Fault, scale: Scale, seed: int, job: 
     topic = f"round-{uuid.uuid4().hex[:8]}"
     directory = cluster.home / "history" / topic
     directory.mkdir(parents=True)
-    protocol = "consumer" if seed % 2 else "classic"
     try:
-        compacted = {"cleanup.policy": "compact", "segment.bytes": "100000", "min.cleanable.dirty.ratio": "0.01"}
+        compacted = {
+            "cleanup.policy": "compact",
+            "internal.segment.bytes": "20000",
+            "min.cleanable.dirty.ratio": "0.01",
+        }
         create_topic(cluster, topic, settings=compacted if job == "bank" else None)
         create_topic(cluster, f"{topic}-2")
-        with TransactionClients(cluster.bootstrap, topic, scale, directory, job=job, protocol=protocol) as clients:
+        with TransactionClients(cluster.bootstrap, topic, scale, directory, job=job, more=more) as clients:
             stage = TransactionStage(cluster, clients, topic, scale, random.Random(seed), result.marks, members=clients)
             result.failures += disturb(stage, fault, result, first=scale.acked // 10)
             clients.resume_members()
@@ -314,8 +324,9 @@ def _check_copy(stage: TransactionStage, events: list[Event], report: Report) ->
 
 def _wait_stable(stage: TransactionStage, places: list[TopicPartition]) -> dict[tuple[str, int], int]:
     """Wait until all is decided up to the high watermarks, and note how far it is; the last stable offsets."""
-    bootstrap = stage.cluster.bootstrap
-    deadline = time.monotonic() + TRANSACTION_TIMEOUT_MS / 1000 + _STABLE_WITHIN_S
+    bootstrap, scale = stage.cluster.bootstrap, stage.scale
+    assert isinstance(scale, TransactionScale)
+    deadline = time.monotonic() + TRANSACTION_TIMEOUT_MS / 1000 + scale.stable_within_s
     ends = ends_of(bootstrap, places)
     while (stable := ends_of(bootstrap, places, "read_committed")) != ends and time.monotonic() < deadline:
         time.sleep(0.5)

@@ -212,7 +212,7 @@ def _check_circles(
 def _check_offsets(events: list[Event], transactions: Mapping[TransactionId, Transaction], report: Report) -> None:
     """A group goes on where the last committed transaction put it: never before, never where an aborted one did."""
     accepted: dict[str, AcceptedCommits] = defaultdict(AcceptedCommits)
-    possible: dict[str, set[int]] = defaultdict(lambda: {0})
+    possible = {event.key: {0} for event in events if event.action is Action.OFFSETS}
     ended = sorted((one for one in transactions.values() if not one.aborted), key=lambda one: one.ended_ns)
     for one in ended:
         for moved in one.offsets:
@@ -227,6 +227,8 @@ def _check_offsets(events: list[Event], transactions: Mapping[TransactionId, Tra
     begun: dict[tuple[str, int, str], int] = {}
     for event in events:
         assignment = (event.process, event.generation, event.key)
+        if event.key not in possible:
+            continue
         if event.action is Action.ASSIGN:
             begun[assignment] = accepted[event.key].before(event.time_ns)
         elif event.action is Action.POLL and assignment in begun:

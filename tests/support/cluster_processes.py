@@ -1,9 +1,9 @@
 """A cluster of real processes for fault tests: a real ZooKeeper, brokers, and between them a network that can be cut.
 
 Every broker has two listeners: CLIENT, for the workload, direct or, with `client_links`, through a link on which
-requests can be kept back; and REPLICATION, which it advertises directly or, in a `proxied` layout, by a name for which every
-other broker has a link of its own (`support.tcp_proxy.Network`); there its way to ZooKeeper leads through a link, too.
-A cluster without ZooKeeper nodes is one broker with its embedded store.
+requests can be kept back; and REPLICATION, which it advertises directly or, in a `proxied` layout, by a name for which
+every other broker has a link of its own (`support.tcp_proxy.Network`); there its way to ZooKeeper leads through a link,
+too. A cluster without ZooKeeper nodes is one broker with its embedded store.
 
 Faults are methods; `restore` undoes all of them. Questions about leaders are asked with a Metadata request to one
 broker at a time, because brokers that cannot reach each other disagree, and that is the interesting case.
@@ -510,11 +510,12 @@ def ask(port: int, request: Request, answer: type[ResponseT], version: int, time
     """One request on a connection of its own; OSError when there is no answer soon."""
     with socket.create_connection((HOST, port), timeout=timeout_s) as peer:
         peer.sendall(encode_request(RequestHeader(answer.api_key, version, 1, "fault-test"), request))
-        size = int.from_bytes(_exactly(peer, 4))
-        return decode_response(answer, version, _exactly(peer, size))[1]
+        size = int.from_bytes(read_exactly(peer, 4))
+        return decode_response(answer, version, read_exactly(peer, size))[1]
 
 
-def _exactly(peer: socket.socket, count: int) -> bytes:
+def read_exactly(peer: socket.socket, count: int) -> bytes:
+    """So many bytes; ConnectionError when there are not."""
     data = b""
     while len(data) < count:
         chunk = peer.recv(count - len(data))
