@@ -25,9 +25,9 @@ from millrace.cluster.survey import Surveyor
 from millrace.config import BrokerConfig, group_value, topic_value
 from millrace.errors import ConfigError, MillraceError, StorageError
 from millrace.groups.coordinator import GroupCoordinator
-from millrace.groups.modern_shard import Surroundings
+from millrace.groups.modern.groups import Surroundings
 from millrace.groups.settings import GroupSettings, GroupTimes
-from millrace.groups.share_shard import ShareSurroundings
+from millrace.groups.share.groups import ShareSurroundings
 from millrace.handlers import registry
 from millrace.handlers.context import Services
 from millrace.handlers.fetch_sessions import FetchSessions
@@ -38,10 +38,10 @@ from millrace.model import CONSUMER_OFFSETS_TOPIC, SHARE_STATE_TOPIC, TopicParti
 from millrace.queues.coordinator import ShareCoordinator
 from millrace.queues.dead_letter_office import DeadLetterOffice
 from millrace.queues.dead_letters import TAKES_DEAD_LETTERS
+from millrace.queues.partitions import SharePartitions
 from millrace.queues.persister import Persister
 from millrace.queues.records import ShareKey
 from millrace.queues.settings import CoordinatorSettings, DeadLetterSettings, KnownSettings, QueueSettings
-from millrace.queues.share_partitions import SharePartitions
 from millrace.replication.follower import Fetchers, FetchSettings
 from millrace.replication.partition import Partition
 from millrace.replication.proposals import IsrProposals
@@ -195,7 +195,7 @@ class Broker:
                 times=lambda group_id: GroupTimes.from_config(
                     controller.image.config(ResourceType.GROUP, group_id), config, kind="share"
                 ),
-                states=_QueueStates(persister),
+                coordinators=_ShareCoordinators(persister),
                 left=queues.end_session,
             ),
         )
@@ -529,7 +529,7 @@ class Broker:
                 logger.error("high watermarks: %s", error)  # noqa: TRY400
 
 
-class _QueueStates:
+class _ShareCoordinators:
     """The share coordinators, as the group coordinator sees them."""
 
     def __init__(self, persister: Persister) -> None:

@@ -139,7 +139,7 @@ def test_settings_of_brokers(run: CommandLine) -> None:
 
 def test_levels_of_loggers(run: CommandLine) -> None:
     of_loggers = ("--loggers", str(len(run.bootstrap.split(","))))
-    name = "millrace.queues.share_partition"
+    name = "millrace.queues.partition"
     (before,) = run.json("configs", "get", name, *of_loggers)
     run.text("configs", "set", f"{name}=ERROR", *of_loggers)
     (level,) = run.json("configs", "get", name, *of_loggers)

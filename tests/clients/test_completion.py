@@ -95,6 +95,8 @@ def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, b
         (["groups", "list", "--state", "e"], ["empty"]),
         (["produce", "orders", "-z", "z"], ["zstd"]),
         (["produce", "orders", "--acks", ""], ["0", "1", "all"]),
+        (["consume", "orders", "--isolation", "read-c"], ["read-committed"]),
+        (["transactions", "list", "--state", "prepare-a"], ["prepare-abort"]),
         (["up", "--log-level", "w"], ["warning"]),
         (["pipeline", "show", "me"], ["metrics"]),
         (["produce", "orders", "--state", ""], []),

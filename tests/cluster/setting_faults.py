@@ -17,7 +17,7 @@ from cluster.faults import Row
 from cluster.rounds import Fault, Stage, Traffic, run_round
 from cluster.workload import CLIENT
 from millrace.config.setting import ConfigSource, Scope, Setting, Update
-from millrace.config.table import SETTINGS
+from millrace.config.table import SETTINGS, is_foreign
 from millrace.wire.messages.configs import IncrementalAlterConfigsRequest, IncrementalAlterConfigsResponse
 from support.cluster_processes import ask, wait_for
 from support.servers import ServerFailed
@@ -71,7 +71,7 @@ BROKER_VALUES: Final[Mapping[str, tuple[str, ...]]] = {
     "group.share.assignment.interval.ms": ("0",),
     "leader.replication.throttled.rate": ("1000000",),
     "log.cleaner.backoff.ms": ("100", "1000"),
-    "log.cleaner.dedupe.buffer.load.factor": ("0.5",),
+    "log.cleaner.io.buffer.load.factor": ("0.5",),
     "log.cleaner.dedupe.buffer.size": ("1000000",),
     "log.cleaner.io.buffer.size": ("65536",),
     "log.cleaner.io.max.bytes.per.second": ("100000.0",),
@@ -97,10 +97,11 @@ BROKER_VALUES: Final[Mapping[str, tuple[str, ...]]] = {
 
 LEFT_OUT: Final[Mapping[str, str]] = {
     "remote.storage.enable": "only false is possible",
+    "share.coordinator.cached.buffer.max.bytes": "has no effect",
     **{
-        name: "reserved: security settings have no effect yet"
+        name: "has no effect"
         for name, setting in SETTINGS[Scope.BROKER].items()
-        if name.startswith(("sasl.", "ssl.")) and setting.update is not Update.READ_ONLY
+        if setting.update is not Update.READ_ONLY and (name.startswith(("sasl.", "ssl.")) or is_foreign(name))
     },
 }
 

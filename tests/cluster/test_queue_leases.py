@@ -30,7 +30,7 @@ LAYOUT = Layout(brokers=3, proxied=True, session_timeout_ms=int(SESSION_S * 1000
 RECORDS = 20
 REQUEST_S = 2.0
 ASKED_S = 2.5 * REQUEST_S
-"""A member may have lost its place meanwhile, and wait for a coordinator that does not answer, before it asks at all."""
+"""A member may have lost its place, and wait for a coordinator that does not answer, before it asks at all."""
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from support.kafka_jars import API_VERSIONS, CONFIGS
+import html
+import re
+
+from millrace.config import BROKER_SETTINGS, format_value
+from support.kafka_jars import API_VERSIONS, CONFIGS, KafkaJars
 from support.kafka_tools import KafkaTools
 
 
@@ -67,3 +71,31 @@ def test_every_advertised_api_is_one_the_java_client_can_use(tools: KafkaTools) 
     for api in ("Produce(0)", "Fetch(1)", "ListOffsets(2)", "Metadata(3)", "ApiVersions(18)", "CreateTopics(19)"):
         line = next(line for line in shown.splitlines() if f"\t{api}: " in line)
         assert "usable" in line, line
+
+
+OWN_DEFAULTS = {
+    "broker.id": "Kafka takes -1 for none",
+    "listener.security.protocol.map": "the same pairs in another order",
+    "log.cleaner.io.max.bytes.per.second": "Java writes the largest double otherwise",
+    "log.dir": "data in /tmp is nobody's wish",
+}
+NEEDS_A_RESTART = {"listeners", "listener.security.protocol.map"}
+
+
+def test_every_broker_setting_of_kafka_is_known(jars: KafkaJars) -> None:
+    documented = jars.run("kafka.server.KafkaConfig").stdout
+    cells = "".join(rf".*?{title}:</th><td>(.*?)</td>" for title in ("Type", "Default", "Update Mode"))
+    kafkas = re.findall(rf'<a id="brokerconfigs_([^"]+)"{cells}', documented, re.DOTALL)
+    assert len(kafkas) > 300
+    wrong = []
+    for name, kind, default, update in kafkas:
+        ours = BROKER_SETTINGS.get(name)
+        if ours is None or ours.hidden:
+            wrong.append((name, "is not known"))
+            continue
+        shown = default.partition(" (")[0].replace("null", "").strip('"')
+        if name not in OWN_DEFAULTS and (format_value(ours.default) or "") != html.unescape(shown):
+            wrong.append((name, f"{format_value(ours.default)} instead of {default}"))
+        if ours.kind.name.lower() != kind or (ours.update.value != update and name not in NEEDS_A_RESTART):
+            wrong.append((name, f"{ours.kind.name} {ours.update.value} instead of {kind} {update}"))
+    assert wrong == []

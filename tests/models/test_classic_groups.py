@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from millrace.errors import ErrorCode
-from millrace.groups.effects import JoinResult, LeaveRequest, SyncRequest, SyncResult, TimerKind
-from millrace.groups.group import ClassicGroup, GroupState
+from millrace.groups.classic.effects import JoinResult, LeaveRequest, SyncRequest, SyncResult
+from millrace.groups.classic.group import ClassicGroup, GroupState
 from millrace.groups.settings import GroupSettings
+from millrace.groups.timers import TimerKind
 from support.groups import RANGE, STICKY, GroupBench, assignment_of, join_request
 
 INSTANCES = ("red", "green")

@@ -20,17 +20,18 @@ from hypothesis import strategies as st
 
 from millrace.clock import ManualClock
 from millrace.errors import ApiError, ErrorCode
-from millrace.groups import records
+from millrace.groups.classic.effects import LeaveRequest, SyncRequest
+from millrace.groups.classic.group import ClassicGroup, GroupState
+from millrace.groups.classic.records import group_key
 from millrace.groups.coordinator import GroupCoordinator
-from millrace.groups.effects import LeaveRequest, SyncRequest
-from millrace.groups.group import ClassicGroup, GroupState
-from millrace.groups.modern import ModernHeartbeat
-from millrace.groups.modern_shard import Surroundings
+from millrace.groups.modern.groups import Surroundings
+from millrace.groups.modern.protocol import ModernHeartbeat
+from millrace.groups.modern.target import flatten
+from millrace.groups.offsets.committed import OffsetToCommit
 from millrace.groups.settings import GroupSettings, GroupTimes
-from millrace.groups.shard import OffsetToCommit, Shard
-from millrace.groups.share_shard import ShareSurroundings
+from millrace.groups.shard import GroupShard
+from millrace.groups.share.groups import ShareSurroundings
 from millrace.groups.subscription import write_assignment
-from millrace.groups.target import flatten
 from millrace.records.batch import split
 from millrace.records.decode import iter_records
 from millrace.replication.state_topic import breathe
@@ -68,7 +69,7 @@ class World:
         await self.groups.loaded()
 
     @property
-    def shard(self) -> Shard:
+    def shard(self) -> GroupShard:
         return self.groups._shards[0]
 
     async def rest(self) -> None:
@@ -81,7 +82,7 @@ class World:
     # What can happen
 
     async def commit(self, group: str, topic: str, partition: int, retention_ms: int, as_member: bool) -> None:
-        live = self.shard.groups.get(group)
+        live = self.shard.classic.groups.get(group)
         member = next(iter(live.members.values()), None) if live and as_member else None
         self.spawn(
             self.groups.commit(
@@ -111,7 +112,7 @@ class World:
 
     async def rejoin(self, group: str) -> None:
         """Everybody who is asked to joins again, the pending ones included."""
-        live = self.shard.groups.get(group)
+        live = self.shard.classic.groups.get(group)
         if live is None:
             return
         known = [(each.member_id, each.instance_id) for each in live.members.values() if each.join_ticket is None]
@@ -122,7 +123,7 @@ class World:
             self.spawn(self.groups.join(group, request))
 
     async def sync(self, group: str) -> None:
-        live = self.shard.groups.get(group)
+        live = self.shard.classic.groups.get(group)
         if live is None:
             return
         assignments = tuple(
@@ -138,12 +139,12 @@ class World:
             self.spawn(self.groups.sync(group, request))
 
     async def heartbeat(self, group: str) -> None:
-        live = self.shard.groups.get(group)
+        live = self.shard.classic.groups.get(group)
         for member in list(live.members.values()) if live else ():
             self.groups.heartbeat(group, member.member_id, member.instance_id, live.generation if live else 0)
 
     async def leave(self, group: str, everybody: bool) -> None:
-        live = self.shard.groups.get(group)
+        live = self.shard.classic.groups.get(group)
         members = [LeaveRequest(each.member_id, each.instance_id) for each in live.members.values()] if live else []
         if members:
             self.groups.leave(group, members if everybody else members[:1])
@@ -249,8 +250,8 @@ class World:
 
     # What must hold
 
-    def unread(self) -> Shard:
-        return Shard(
+    def unread(self) -> GroupShard:
+        return GroupShard(
             0,
             0,
             topic=self.fake.topic,
@@ -260,7 +261,7 @@ class World:
             share=ShareSurroundings(),
         )
 
-    def replayed(self) -> Shard:
+    def replayed(self) -> GroupShard:
         shard = self.unread()
         end = self.fake[0].high_watermark.offset
         for _, data in self.fake[0].log.batches:
@@ -274,17 +275,17 @@ class World:
         live, replayed = self.shard, self.replayed()
         for group in GROUPS:
             assert live.offsets.of_group(group) == replayed.offsets.of_group(group), group
-        assert live.offsets.count == replayed.offsets.count
+        assert live.offsets.committed.count == replayed.offsets.committed.count
 
     async def check_all(self) -> None:
         self.fake[0].refuse = None
         await self.free_the_log()
         await self.rest()
         self.check_offsets()
-        assert not self.shard._writes
+        assert not self.shard._writer._writes
         replayed = self.replayed()
-        live_groups, read_groups = self.shard.groups, replayed.groups
-        unwritten = {group for group in GROUPS if records.group_key(group) in self.fake[0].refused_keys}
+        live_groups, read_groups = self.shard.classic.groups, replayed.classic.groups
+        unwritten = {group for group in GROUPS if group_key(group) in self.fake[0].refused_keys}
         assert live_groups.keys() - unwritten == read_groups.keys() - unwritten
         for group_id in live_groups.keys() - unwritten:
             live = live_groups[group_id]
@@ -298,7 +299,7 @@ class World:
         for record in loaded:
             latest.replay(record.key, record.value, record.offset)
         # The latest record of every key says the same as all records in order.
-        assert {key: at_rest(group) for key, group in latest.groups.items()} == {
+        assert {key: at_rest(group) for key, group in latest.classic.groups.items()} == {
             key: at_rest(group) for key, group in read_groups.items()
         }
         assert modern_of(latest) == modern_of(replayed)
@@ -314,7 +315,7 @@ class World:
             assert not isinstance(result, Exception) or isinstance(result, ApiError), result
 
 
-def modern_of(shard: Shard) -> dict[str, object]:
+def modern_of(shard: GroupShard) -> dict[str, object]:
     return {group_id: state_of(group) for group_id, group in shard.modern.groups.items()}
 
 

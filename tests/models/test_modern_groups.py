@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from millrace.errors import ApiError, ErrorCode
-from millrace.groups import modern
-from millrace.groups.effects import LeaveRequest, Protocol, SyncRequest
-from millrace.groups.modern_group import ModernState
-from millrace.groups.modern_step import Step
+from millrace.groups.classic.effects import LeaveRequest, Protocol, SyncRequest
+from millrace.groups.modern import protocol as modern
+from millrace.groups.modern.group import ModernState
+from millrace.groups.modern.step import Step
 from millrace.groups.settings import GroupSettings
 from millrace.groups.subscription import Subscription, read_assignment
 from millrace.wire.codec import encode

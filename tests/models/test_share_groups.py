@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from millrace.errors import ApiError, ErrorCode
-from millrace.groups import share, share_queues
-from millrace.groups.share_step import Partitions
+from millrace.groups.share import partitions as share_partitions
+from millrace.groups.share import protocol as share
+from millrace.groups.share.step import Partitions
 from support.modern_groups import Refused, add_partitions, add_topic, drop_topic, image_of
 from support.share_groups import ShareBench, share_state_of
 
@@ -126,7 +127,7 @@ class ShareGroups(RuleBasedStateMachine):
     def tell(self, partitions: Partitions, *, works: bool) -> None:
         if works:
             self.known |= {(topic_id, index) for topic_id, indices in partitions.items() for index in indices}
-        finish = share_queues.initialized if works else share_queues.not_initialized
+        finish = share_partitions.initialized if works else share_partitions.not_initialized
         try:
             self.bench.decide(lambda step: finish(step, partitions))
         except Refused:
@@ -142,7 +143,7 @@ class ShareGroups(RuleBasedStateMachine):
             return
         partitions = {topic.topic_id: frozenset(range(len(topic.partitions)))}
         try:
-            self.bench.decide(lambda step: share_queues.begin_anew(step, partitions))
+            self.bench.decide(lambda step: share_partitions.begin_anew(step, partitions))
         except Refused:
             return
         except ApiError as error:
@@ -155,7 +156,7 @@ class ShareGroups(RuleBasedStateMachine):
     @rule(name=st.sampled_from(TOPICS), works=st.booleans())
     def delete_offsets(self, name: str, works: bool) -> None:
         try:
-            deletion = self.bench.decide(lambda step: share_queues.begin_deletion(step, [name]))
+            deletion = self.bench.decide(lambda step: share_partitions.begin_deletion(step, [name]))
         except Refused:
             return
         except ApiError as error:
@@ -167,7 +168,7 @@ class ShareGroups(RuleBasedStateMachine):
         self.known -= {(topic_id, index) for topic_id, indices in deletion.partitions.items() for index in indices}
         if works:
             try:
-                self.bench.decide(lambda step: share_queues.deleted(step, deletion.partitions))
+                self.bench.decide(lambda step: share_partitions.deleted(step, deletion.partitions))
             except Refused:
                 return
 
@@ -175,7 +176,7 @@ class ShareGroups(RuleBasedStateMachine):
     def delete_group(self) -> None:
         """All of it: what is left is a group that can begin anew."""
         try:
-            partitions = self.bench.decide(share_queues.begin_end)
+            partitions = self.bench.decide(share_partitions.begin_end)
             self.known -= {(topic_id, index) for topic_id, indices in partitions.items() for index in indices}
             self.bench.decide(lambda step: [step.write(record) for record in self.bench.group.tombstones()])
         except Refused:
@@ -205,7 +206,7 @@ class ShareGroups(RuleBasedStateMachine):
         if topic is None or self.bench.refuses:
             return
         self.bench.image = drop_topic(self.bench.image, name)
-        self.bench.decide(lambda step: share_queues.forget_topics(step, [topic.topic_id]))
+        self.bench.decide(lambda step: share_partitions.forget_topics(step, [topic.topic_id]))
 
     @rule(refuses=st.booleans())
     def fill_the_disk(self, refuses: bool) -> None:
@@ -233,7 +234,7 @@ class ShareGroups(RuleBasedStateMachine):
     @invariant()
     def only_what_has_begun_is_read(self) -> None:
         group, image = self.bench.group, self.bench.image
-        for topic_id, begun in group.queues.initialized.items():
+        for topic_id, begun in group.partitions.initialized.items():
             assert {(topic_id, index) for index in begun.partitions} <= self.known
         for member in group.members.values():
             for topic_id, indices in member.held.assigned.items():

@@ -19,9 +19,9 @@ from millrace.clock import ManualClock
 from millrace.errors import ApiError, ErrorCode
 from millrace.metadata.deltas import PartitionState
 from millrace.queues.acquisition import AcknowledgeBatch, AcknowledgeType, AcquireMode, DeadLetter, Limits
+from millrace.queues.partition import FetchTerms, SharePartition
 from millrace.queues.records import ShareKey, Snapshot
 from millrace.queues.settings import QueueSettings
-from millrace.queues.share_partition import FetchTerms, SharePartition
 from millrace.queues.state import Write
 from millrace.replication.partition import Partition
 from millrace.replication.state_topic import breathe

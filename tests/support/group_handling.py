@@ -13,7 +13,7 @@ from millrace.clock import ManualClock
 from millrace.cluster.image import ClusterImage
 from millrace.cluster.planning import NewTopic
 from millrace.groups.coordinator import GroupCoordinator
-from millrace.groups.modern_shard import Surroundings
+from millrace.groups.modern.groups import Surroundings
 from millrace.groups.settings import GroupSettings, GroupTimes
 from millrace.handlers.context import RequestContext, Services
 from millrace.metadata.deltas import ResourceType

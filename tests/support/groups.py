@@ -7,26 +7,24 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from millrace.errors import ErrorCode
-from millrace.groups import classic
-from millrace.groups.effects import (
+from millrace.groups.classic import protocol as classic
+from millrace.groups.classic.effects import (
     AnswerJoin,
     AnswerSync,
-    CancelTimer,
     Effect,
     JoinRequest,
     JoinResult,
     LeaveRequest,
     LeaveResult,
     Protocol,
-    SetTimer,
     Store,
     StoredGroup,
     SyncRequest,
     SyncResult,
-    TimerKey,
 )
-from millrace.groups.group import ClassicGroup
+from millrace.groups.classic.group import ClassicGroup
 from millrace.groups.settings import GroupSettings
+from millrace.groups.timers import CancelTimer, SetTimer, TimerKey
 
 
 def subscription(*topics: str) -> bytes:

@@ -12,27 +12,18 @@ from typing import Any, TypeVar
 
 from millrace.cluster.image import ClusterImage
 from millrace.errors import ApiError
-from millrace.groups import modern, modern_classic
-from millrace.groups.effects import (
-    CancelTimer,
-    JoinRequest,
-    JoinResult,
-    LeaveRequest,
-    LeaveResult,
-    SetTimer,
-    StartTimer,
-    SyncRequest,
-    SyncResult,
-    TimerEffect,
-    TimerKey,
-)
-from millrace.groups.group import ClassicGroup
-from millrace.groups.modern import HeartbeatResult, ModernHeartbeat
-from millrace.groups.modern_group import ModernGroup
-from millrace.groups.modern_records import ModernRecord, read_entry, to_entry
-from millrace.groups.modern_step import Environment, Step
-from millrace.groups.records import GroupRecord
+from millrace.groups.classic.effects import JoinRequest, JoinResult, LeaveRequest, LeaveResult, SyncRequest, SyncResult
+from millrace.groups.classic.group import ClassicGroup
+from millrace.groups.classic.records import GroupRecord
+from millrace.groups.environment import Environment, HeartbeatResult
+from millrace.groups.modern import classic_members
+from millrace.groups.modern import protocol as modern
+from millrace.groups.modern.group import ModernGroup
+from millrace.groups.modern.protocol import ModernHeartbeat
+from millrace.groups.modern.records import ModernRecord, read_entry, to_entry
+from millrace.groups.modern.step import Step
 from millrace.groups.settings import GroupSettings, GroupTimes
+from millrace.groups.timers import CancelTimer, SetTimer, StartTimer, TimerEffect, TimerKey
 from millrace.metadata.deltas import PartitionsAdded, PartitionState, TopicCreated, TopicDeleted
 
 R = TypeVar("R")
@@ -120,16 +111,16 @@ class ModernBench:
         return self.heartbeat(member_id, 0, **values)
 
     def classic_join(self, request: JoinRequest) -> JoinResult:
-        return self.decide(lambda step: modern_classic.join(step, request))
+        return self.decide(lambda step: classic_members.join(step, request))
 
     def classic_sync(self, request: SyncRequest) -> SyncResult:
-        return self.decide(lambda step: modern_classic.sync(step, request))
+        return self.decide(lambda step: classic_members.sync(step, request))
 
     def classic_heartbeat(self, member_id: str, generation: int, instance_id: str | None = None) -> Any:
-        return self.decide(lambda step: modern_classic.heartbeat(step, member_id, instance_id, generation))
+        return self.decide(lambda step: classic_members.heartbeat(step, member_id, instance_id, generation))
 
     def classic_leave(self, *requests: LeaveRequest) -> list[LeaveResult]:
-        return self.decide(lambda step: modern_classic.leave(step, requests))
+        return self.decide(lambda step: classic_members.leave(step, requests))
 
     def advance(self, milliseconds: int) -> None:
         """Move time; timers fire in order, each at its own instant."""

@@ -12,15 +12,15 @@ from typing import Any, TypeVar
 
 from millrace.cluster.image import ClusterImage
 from millrace.errors import ApiError
-from millrace.groups import share, share_queues
-from millrace.groups.effects import CancelTimer, SetTimer, TimerKey
-from millrace.groups.modern import LEAVING, HeartbeatResult
-from millrace.groups.modern_step import Environment
+from millrace.groups.environment import LEAVING, Environment, HeartbeatResult
 from millrace.groups.settings import GroupSettings, GroupTimes
-from millrace.groups.share import ShareHeartbeat
-from millrace.groups.share_group import ShareGroup
-from millrace.groups.share_records import ShareRecord, read_share_entry, share_entry
-from millrace.groups.share_step import Partitions, ShareStep
+from millrace.groups.share import partitions as share_partitions
+from millrace.groups.share import protocol as share
+from millrace.groups.share.group import ShareGroup
+from millrace.groups.share.protocol import ShareHeartbeat
+from millrace.groups.share.records import ShareRecord, read_share_entry, share_entry
+from millrace.groups.share.step import Partitions, ShareStep
+from millrace.groups.timers import CancelTimer, SetTimer, TimerKey
 from support.modern_groups import Refused
 
 R = TypeVar("R")
@@ -76,7 +76,7 @@ class ShareBench:
         """The share coordinator hears everything."""
         while self.untold:
             partitions = self.untold.pop(0)
-            self.decide(lambda step: share_queues.initialized(step, partitions))  # noqa: B023 - called at once
+            self.decide(lambda step: share_partitions.initialized(step, partitions))  # noqa: B023 - called at once
 
     def settle(self, member_id: str) -> HeartbeatResult:
         """Heartbeats until nothing changes any more; the last answer that said what to read, or the last one."""
@@ -126,6 +126,6 @@ def share_state_of(group: ShareGroup) -> dict[str, Any]:
         "target_epoch": group.target_epoch,
         "members": group.members,
         "targets": {member_id: target for member_id, target in group.targets.items() if target},
-        "queues": group.queues,
+        "partitions": group.partitions,
         "topic_counts": group.topic_counts,
     }

@@ -6,7 +6,7 @@ from uuid import UUID
 
 from millrace.queues import records, state
 from millrace.queues.records import ShareKey, Snapshot, Update
-from millrace.queues.state import ShareState, Write
+from millrace.queues.state import SharePartitionState, Write
 
 KEY = ShareKey("g", UUID(int=7), 0)
 UPDATES_PER_SNAPSHOT = 4
@@ -17,7 +17,7 @@ class Store:
 
     def __init__(self) -> None:
         self.log: list[tuple[bytes, bytes | None]] = []
-        self.live: ShareState | None = None
+        self.live: SharePartitionState | None = None
         self.append(state.plan_initialize(None, 0, 0, 0))
 
     @property
@@ -38,8 +38,8 @@ class Store:
     def write(self, write: Write) -> None:
         self.append(state.plan_write(self.live, write, UPDATES_PER_SNAPSHOT, 0))
 
-    def replayed(self) -> ShareState | None:
-        found: ShareState | None = None
+    def replayed(self) -> SharePartitionState | None:
+        found: SharePartitionState | None = None
         for entry in self.log:
             read = records.read_record(*entry)
             assert read is not None

@@ -17,7 +17,7 @@ from millrace import tasks
 from millrace.client.blocking import BlockingConnection
 from millrace.cluster.planning import TopicRef
 from millrace.errors import ApiError, ErrorCode, StorageError
-from millrace.groups.shard import OffsetToCommit
+from millrace.groups.offsets.committed import OffsetToCommit
 from millrace.model import CONSUMER_OFFSETS_TOPIC, SHARE_STATE_TOPIC
 from millrace.queues.records import ShareKey
 from millrace.storage.log import Log

@@ -72,7 +72,7 @@ def test_kafkas_defaults() -> None:
     assert topic.flush_mode == "group"
     assert broker["num.partitions"] == 1
     assert broker.get_bool("auto.create.topics.enable")
-    assert broker.get_float("log.cleaner.dedupe.buffer.load.factor") == 0.9
+    assert broker.get_float("log.cleaner.io.buffer.load.factor") == 0.9
     assert broker.get_int("offsets.topic.num.partitions") == 50
     assert broker.get_list("group.consumer.assignors") == ("uniform", "range")
 
@@ -155,6 +155,48 @@ def test_names_of_a_kraft_file_are_ignored_and_reported() -> None:
     assert config.broker_id == 7
 
 
+def test_kafkas_settings_without_effect_are_known_checked_and_described() -> None:
+    name = "sasl.kerberos.min.time.before.relogin"
+    validate_dynamic_broker({name: "58000"}, per_broker=True)
+    with pytest.raises(ConfigError, match="expected a whole number"):
+        validate_dynamic_broker({name: "soon"}, per_broker=True)
+    with pytest.raises(ConfigError, match="only for one broker"):
+        validate_dynamic_broker({name: "58000"}, per_broker=False)
+    with pytest.raises(ConfigError, match="cannot change while brokers run"):
+        validate_dynamic_broker({"telemetry.max.bytes": "10"}, per_broker=True)
+    with pytest.raises(ConfigError, match="must be at least 1"):
+        validate_dynamic_broker({"remote.log.reader.threads": "0"}, per_broker=False)
+    with pytest.raises(ConfigError, match=r"unknown broker setting 'sasl\.kerberos\.min\.time'"):
+        validate_dynamic_broker({"sasl.kerberos.min.time": "1"}, per_broker=True)
+
+    broker = BrokerConfig({"metric.reporters": "com.example.Reporter"})
+    assert broker.ignored == ("metric.reporters",)
+    broker.apply_dynamic({}, {name: "58000"})
+    entries = {entry.name: entry for entry in describe_broker(broker)}
+    assert (entries[name].value, entries[name].source) == ("58000", ConfigSource.DYNAMIC_BROKER_CONFIG)
+    assert entries["metric.reporters"].source is ConfigSource.STATIC_BROKER_CONFIG
+    assert "no effect" in entries[name].documentation
+    assert (entries["ssl.enabled.protocols"].value, entries["process.roles"].value) == ("TLSv1.2,TLSv1.3", None)
+    assert "server.max.startup.time.ms" not in entries, "what is internal to Kafka is not described there either"
+    assert entries["delegation.token.secret.key"].sensitive
+
+
+def test_an_authorizer_is_not_ignored() -> None:
+    with pytest.raises(ConfigError, match=r"authorizer\.class\.name=.*must be empty"):
+        BrokerConfig({"authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer"})
+
+
+def test_derived_advertised_listeners_are_no_default() -> None:
+    def advertised(config: BrokerConfig, told: str | None) -> tuple[str | None, ConfigSource]:
+        (entry,) = [each for each in describe_broker(config, told) if each.name == "advertised.listeners"]
+        return entry.value, entry.source
+
+    derived = BrokerConfig({"listeners": "PLAINTEXT://:0"})
+    assert advertised(derived, "PLAINTEXT://here:9092") == ("PLAINTEXT://here:9092", ConfigSource.STATIC_BROKER_CONFIG)
+    told = BrokerConfig({"advertised.listeners": "PLAINTEXT://there:9093"})
+    assert advertised(told, "PLAINTEXT://there:9093")[1] is ConfigSource.STATIC_BROKER_CONFIG
+
+
 # --- layers -----------------------------------------------------------------------------------------------------------
 
 
@@ -208,7 +250,8 @@ def test_segments_can_be_made_small_for_tests() -> None:
 
 def test_describe_lists_everything_once() -> None:
     broker = BrokerConfig()
-    assert [entry.name for entry in describe_broker(broker)] == list(BROKER_SETTINGS)
+    brokers = [entry.name for entry in describe_broker(broker)]
+    assert brokers == [name for name, setting in BROKER_SETTINGS.items() if not setting.hidden]
     topics = [entry.name for entry in describe_topic({}, broker)]
     assert topics == [name for name, setting in TOPIC_SETTINGS.items() if not setting.hidden]
     for entry in describe_topic({}, broker):

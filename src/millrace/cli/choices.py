@@ -9,6 +9,7 @@ from typing import Any, Final
 from millrace.cli.output import CommandError
 
 COMPRESSIONS: Final = ("none", "gzip", "snappy", "lz4", "zstd")
+ISOLATIONS: Final = ("read-committed", "read-uncommitted")
 ACKS: Final = ("all", "1", "0")
 _ACKS_NUMBER_OF_ALL: Final = "-1"
 
@@ -26,6 +27,15 @@ def at_most_one(options: Mapping[str, object], why: str) -> None:
     """Refuse more than one of these."""
     for first, second in combinations(options.items(), 2):
         exclude(first, second, why)
+
+
+def reading_settings(isolation: str | None) -> dict[str, str]:
+    """What a consumer sees of transactions; without a word the library's default, which is what was committed."""
+    if isolation is None:
+        return {}
+    if isolation not in ISOLATIONS:
+        raise CommandError(f"--isolation is {' or '.join(ISOLATIONS)}, not '{isolation}'", exit_code=2)
+    return {"isolation.level": isolation.replace("-", "_")}
 
 
 def sending_settings(acks: str, compression: str) -> dict[str, Any]:

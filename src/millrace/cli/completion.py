@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from typer.core import TyperArgument
 
-from millrace.cli.choices import ACKS, COMPRESSIONS
+from millrace.cli.choices import ACKS, COMPRESSIONS, ISOLATIONS
 
 if TYPE_CHECKING:
     from millrace.client.cluster import ClusterClient
@@ -43,6 +43,8 @@ def offer_words(parameter: Any) -> None:
 def _words_of(parameter: Any) -> _Words | None:
     if isinstance(parameter, TyperArgument):
         return _ARGUMENTS.get((parameter.metavar or "").strip("[]").removesuffix("..."))
+    if parameter.metavar in _METAVARS:
+        return _METAVARS[parameter.metavar]
     for name in parameter.opts:
         if name in _OPTIONS:
             return _OPTIONS[name]
@@ -79,20 +81,39 @@ def _group_states(_: Any) -> Iterable[str]:
     return STATES
 
 
+def _transactional_ids(ctx: Any) -> Iterable[str]:
+    from millrace.cli.transaction_views import list_transactions
+
+    return _asked(ctx, lambda cluster: [each.transactional_id for each in list_transactions(cluster)])
+
+
+def _transaction_states(_: Any) -> Iterable[str]:
+    from millrace.cli.transaction_views import STATES
+
+    return STATES
+
+
 def _log_levels(_: Any) -> Iterable[str]:
     from millrace.cli.serve import LOG_LEVELS
 
     return LOG_LEVELS
 
 
-_ARGUMENTS: Final[dict[str, _Words]] = {"TOPIC": _topics, "GROUP": _groups, "NAME|FILE.py": _pipelines}
+_ARGUMENTS: Final[dict[str, _Words]] = {
+    "TOPIC": _topics,
+    "GROUP": _groups,
+    "NAME|FILE.py": _pipelines,
+    "TRANSACTIONAL_ID": _transactional_ids,
+}
 _OPTIONS: Final[dict[str, _Words]] = {"--topic": _topics, "--group": _groups, "--queue": _groups}
+_METAVARS: Final[dict[str, _Words]] = {"TRANSACTION-STATE": _transaction_states}
 _CHOICES: Final[dict[str, _Words]] = {
     "--type": _group_types,
     "--state": _group_states,
     "--log-level": _log_levels,
     "--compression": lambda _: COMPRESSIONS,
     "--acks": lambda _: ACKS,
+    "--isolation": lambda _: ISOLATIONS,
 }
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from millrace.cli.choices import at_most_one, exclude
+from millrace.cli.choices import at_most_one, exclude, reading_settings
 from millrace.cli.consume_bounds import End, Selection, Start, begin_offsets, find_partitions
 from millrace.cli.consume_printing import Limits, Printer, render_json, show_progress
 from millrace.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Client, name_values
@@ -92,6 +92,14 @@ def consume(
             help="With --queue: run this for each record, in a shell. Exit 0 accepts, 65 rejects, others release.",
         ),
     ] = None,
+    isolation: Annotated[
+        str | None,
+        typer.Option(
+            "--isolation",
+            help="read-committed (the default) waits for open transactions and leaves out aborted ones; "
+            "read-uncommitted prints every record at once.",
+        ),
+    ] = None,
     max_records: Annotated[int | None, typer.Option("--max", "-n", min=1, help="Stop after this many records.")] = None,
     timeout: Annotated[
         float | None, typer.Option("--timeout", min=0.0, help="Stop after so many seconds without a record.")
@@ -142,6 +150,11 @@ def consume(
         raise CommandError(
             "--exec needs --queue GROUP: a record is accepted by the exit code of the command", exit_code=2
         )
+    exclude(
+        ("--queue", queue),
+        ("--isolation", isolation),
+        "what a queue hands out is a setting of its group, share.isolation.level; see: millrace queues alter --set",
+    )
     if queue is not None and (group is not None or chosen or follow is False):
         raise CommandError(
             "a queue hands out what is next: --group, --from-offset, --from-time, --to-offset, --to-time, --partition "
@@ -167,7 +180,7 @@ def consume(
         given = {name for name, wanted in columns.items() if wanted}
         render = compile_template(template if template is not None else _template(given, selection))
     ending = b"\n" if as_json or delimiter is None else unescape(delimiter).encode()
-    overrides = name_values(client, "--client")
+    overrides = {**name_values(client, "--client"), **reading_settings(isolation)}
     if queue is not None:
         from millrace.cli.queue_consume import QueueOptions, consume_queue, open_client
 

@@ -99,7 +99,7 @@ def _print_entry(entry: Entry, *, as_json: bool) -> None:
         print(json.dumps(entry, ensure_ascii=False))
         return
     kind = entry.pop("is")
-    indent = "  " if kind in {"record", "change"} else ""
+    indent = "  " if kind in {"record", "marker", "change"} else ""
     print(indent + " ".join([kind, *(f"{name}={_text(value)}" for name, value in entry.items())]))
 
 

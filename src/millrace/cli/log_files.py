@@ -19,18 +19,19 @@ from typing import Any, Final
 from millrace.cli.jsonrecords import bytes_to_json
 from millrace.cli.output import CommandError
 from millrace.cli.times import iso_utc
-from millrace.errors import ApiError
+from millrace.cli.transaction_log import describe_transaction_state
+from millrace.errors import ApiError, ProtocolError
 from millrace.metadata import embedded
-from millrace.model import decode_uuid, encode_uuid
+from millrace.model import TRANSACTION_STATE_TOPIC, decode_uuid, encode_uuid
 from millrace.records.batch import HEADER_BYTES, Batch, crc_matches, read_header, split
 from millrace.records.control import decode_end_marker
-from millrace.records.decode import iter_records
+from millrace.records.decode import Record, iter_records
 from millrace.storage import checkpoint, directory, move, names
 from millrace.storage.files import Files
 from millrace.storage.index import OffsetIndex, TimeIndex
 from millrace.storage.producers import Producers
 from millrace.storage.segment import CLEANED_SUFFIX, DELETED_SUFFIX, SWAP_SUFFIX
-from millrace.storage.txnindex import TransactionIndex
+from millrace.storage.txnindex import ENTRY_BYTES, TransactionIndex
 
 Entry = dict[str, Any]
 Reader = Callable[[Path, bool], Iterator[Entry]]
@@ -78,12 +79,15 @@ def _plain_name(path: Path) -> str:
 
 
 def _segment(path: Path, records: bool) -> Iterator[Entry]:
+    partition = names.partition_named(path.absolute().parent.name)
+    is_state = partition is not None and partition.topic == TRANSACTION_STATE_TOPIC
+    describe = _transaction_state if is_state else _key_and_value
     for position, batch in _batches(path):
         yield _batch_entry(batch, position)
         if not crc_matches(batch.data):
             raise Damage(f"at byte {position}: the CRC of the batch is wrong")
         if records:
-            yield from _record_entries(batch)
+            yield from _record_entries(batch, describe)
 
 
 def _batches(path: Path) -> Iterator[tuple[int, Batch]]:
@@ -128,25 +132,46 @@ def _batch_entry(batch: Batch, position: int) -> Entry:
     }
 
 
-def _record_entries(batch: Batch) -> Iterator[Entry]:
-    if batch.header.is_control:
-        marker = decode_end_marker(batch.data)
-        if marker is not None:
-            yield {"is": "marker", "offset": batch.header.base_offset, "type": marker.type.name.lower()}
-        return
+def _record_entries(batch: Batch, describe: Callable[[Record], Entry]) -> Iterator[Entry]:
     try:
+        if batch.header.is_control:
+            yield from _marker_entries(batch)
+            return
         for record in iter_records(batch.data):
             yield {
                 "is": "record",
                 "offset": record.offset,
                 "timestamp": record.timestamp_ms,
                 "time": iso_utc(record.timestamp_ms) if record.timestamp_ms >= 0 else None,
-                "key": bytes_to_json(record.key),
-                "value": bytes_to_json(record.value),
+                **describe(record),
                 "headers": [[header.key, bytes_to_json(header.value)] for header in record.headers],
             }
     except ApiError as error:
         raise Damage(f"in the batch at offset {batch.header.base_offset}: {error.message}") from None
+
+
+def _marker_entries(batch: Batch) -> Iterator[Entry]:
+    marker = decode_end_marker(batch.data)
+    if marker is not None:
+        yield {
+            "is": "marker",
+            "offset": batch.header.base_offset,
+            "type": marker.type.name,
+            "producer_id": batch.header.producer_id,
+            "producer_epoch": batch.header.producer_epoch,
+            "coordinator_epoch": marker.coordinator_epoch,
+        }
+
+
+def _key_and_value(record: Record) -> Entry:
+    return {"key": bytes_to_json(record.key), "value": bytes_to_json(record.value)}
+
+
+def _transaction_state(record: Record) -> Entry:
+    try:
+        return describe_transaction_state(record.key, record.value)
+    except ProtocolError as error:
+        raise Damage(f"at offset {record.offset}: {error}") from None
 
 
 # Indexes.
@@ -199,8 +224,11 @@ def _time_index(path: Path, _records: bool) -> Iterator[Entry]:
 
 
 def _transaction_index(path: Path, _records: bool) -> Iterator[Entry]:
-    for one in TransactionIndex(Files(), path).entries():
+    entries = TransactionIndex(Files(), path).entries()
+    for one in entries:
         yield {"is": "aborted", **one._asdict()}
+    if len(entries) * ENTRY_BYTES != path.stat().st_size:
+        raise Damage(f"at byte {len(entries) * ENTRY_BYTES}: not an aborted transaction, or one that is cut")
 
 
 # Producer snapshots and checkpoints.

@@ -35,6 +35,7 @@ NOUNS: Final = (
     "records",
     "groups",
     "queues",
+    "transactions",
     "configs",
     "log",
     "perf",

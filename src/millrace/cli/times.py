@@ -9,7 +9,9 @@ from typing import Final
 from millrace.cli.output import CommandError
 
 _UNIT_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
-_AGO: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)[a-z]*\s+ago\s*\Z", re.IGNORECASE)
+_DURATION: Final = r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)[a-z]*"
+_AGO: Final = re.compile(_DURATION + r"\s+ago\s*\Z", re.IGNORECASE)
+_LASTING: Final = re.compile(_DURATION + r"\s*\Z", re.IGNORECASE)
 
 
 def parse_time_ms(text: str, *, now_ms: int) -> int:
@@ -20,7 +22,7 @@ def parse_time_ms(text: str, *, now_ms: int) -> int:
         return int(text)
     ago = _AGO.match(text)
     if ago:
-        return now_ms - round(float(ago[1]) * _UNIT_MS[ago[2].lower()])
+        return now_ms - _duration_ms(ago)
     try:
         moment = datetime.fromisoformat(text.strip())
     except ValueError:
@@ -28,6 +30,30 @@ def parse_time_ms(text: str, *, now_ms: int) -> int:
             f"'{text}' is no time: use 2026-05-01T12:00, milliseconds since 1970, 'now' or '1h ago'", exit_code=2
         ) from None
     return round(moment.timestamp() * 1000)
+
+
+def parse_duration_ms(text: str) -> int:
+    """Milliseconds from `90s`, `15m` or `2 hours`."""
+    lasting = _LASTING.match(text)
+    if lasting is None:
+        raise CommandError(f"'{text}' is no duration: use 500ms, 90s, 15m, 2h or 1d", exit_code=2)
+    return _duration_ms(lasting)
+
+
+def _duration_ms(found: re.Match[str]) -> int:
+    return round(float(found[1]) * _UNIT_MS[found[2].lower()])
+
+
+def duration_text(duration_ms: int) -> str:
+    """`93784000` as `1d 2h`, `4500` as `4.5s`, `60000` as `1m`: not more than two units."""
+    if duration_ms < 60_000:
+        return f"{max(duration_ms, 0) / 1000:.3g}s"
+    parts: list[str] = []
+    for unit in ("d", "h", "m", "s"):
+        count, duration_ms = divmod(duration_ms, _UNIT_MS[unit])
+        parts.append(f"{count}{unit}" if count else "")
+    largest = next(index for index, part in enumerate(parts) if part)
+    return " ".join(filter(None, parts[largest : largest + 2]))
 
 
 def iso_utc(timestamp_ms: int) -> str:

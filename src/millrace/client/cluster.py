@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from enum import IntEnum
 from ssl import SSLContext
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
@@ -30,7 +31,16 @@ from millrace.wire.messages.groups import FindCoordinatorRequest
 from millrace.wire.messages.producers import InitProducerIdRequest
 from millrace.wire.schema import Request
 
-__all__ = ["EARLIEST", "LATEST", "ClusterClient", "FetchUnderWay", "Fetched", "PartitionInfo", "TopicInfo"]
+__all__ = [
+    "EARLIEST",
+    "LATEST",
+    "ClusterClient",
+    "CoordinatorKind",
+    "FetchUnderWay",
+    "Fetched",
+    "PartitionInfo",
+    "TopicInfo",
+]
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -39,6 +49,13 @@ _ONE_COORDINATOR_VERSION: Final = 3
 _STABLE_PRODUCER_VERSION: Final = 5
 _PREFERRED_REPLICA_S: Final = 300.0
 """How long a leader's advice to read from another replica holds, as in Kafka's consumer."""
+
+
+class CoordinatorKind(IntEnum):
+    """What a coordinator coordinates; the number is the one FindCoordinator sends."""
+
+    GROUP = 0
+    TRANSACTION = 1
 
 
 class FetchUnderWay(NamedTuple):
@@ -60,7 +77,7 @@ class ClusterClient:
         self._connections: dict[Address, BlockingConnection] = {}
         self._brokers: dict[int, Address] = {}
         self._topics: dict[str, TopicInfo] = {}
-        self._coordinators: dict[str, Address] = {}
+        self._coordinators: dict[tuple[CoordinatorKind, str], Address] = {}
         self._suspects: set[Address] = set()
         """Brokers that failed when others could be asked instead: they are asked last."""
         self._read_replicas: dict[TopicPartition, tuple[int, float]] = {}
@@ -126,7 +143,7 @@ class ClusterClient:
                 timeout_ms=self.settings.request_timeout_ms,
             )
 
-        return self._scatter("offsets of", wanted, build, requests.read_list_offsets)
+        return self.ask_leaders("offsets of", wanted, build, requests.read_list_offsets)
 
     def fetch(
         self,
@@ -219,7 +236,7 @@ class ClusterClient:
         retry may store it twice.
         """
         limit_ms = self.settings.request_timeout_ms if timeout_ms is None else timeout_ms
-        return self._scatter(
+        return self.ask_leaders(
             "produce to",
             batches,
             lambda part: requests.produce(part, acks=acks, timeout_ms=limit_ms),
@@ -244,15 +261,65 @@ class ClusterClient:
         message = requests.offset_fetch(group_id, partitions)
         return self._offsets_of(group_id, message, partitions, requests.read_offset_fetch)
 
-    def ask_coordinator(self, group_id: str, what: str, message: Request, read: Callable[[Any], V]) -> V:
+    def ask_coordinator(
+        self,
+        key: str,
+        what: str,
+        message: Request,
+        read: Callable[[Any], V],
+        *,
+        kind: CoordinatorKind = CoordinatorKind.GROUP,
+        at_most: int | None = None,
+    ) -> V:
         """What `read` makes of the coordinator's answer; an ApiError of `read` counts as one of the request."""
         attempts = self.attempts(what)
         while True:
             try:
-                return read(self.ask(self.coordinator(group_id), message))
+                return read(self.ask(self.coordinator(key, kind), message, at_most=at_most))
             except ApiError as error:
-                self.forget_coordinator(group_id)
+                self.forget_coordinator(key, kind)
                 attempts.failed(error)
+
+    def ask_leaders(
+        self,
+        what: str,
+        wanted: Mapping[TopicPartition, T],
+        build: Callable[[Mapping[TopicPartition, T]], Request],
+        read: Callable[[Any], Iterable[Outcome[V]]],
+        *,
+        unanswered: V | None = None,
+    ) -> dict[TopicPartition, V]:
+        """Ask the leaders of all partitions at once, and again for those that failed, until all have answered."""
+        results: dict[TopicPartition, V] = {}
+        missing = dict(wanted)
+        attempts = self.attempts(what)
+        while missing:
+            self.learn(missing, attempts)
+            errors: dict[TopicPartition, ApiError] = {}
+            asked: list[tuple[BlockingConnection, Pending, Mapping[TopicPartition, T]]] = []
+            for node, part in self._by_leader(missing, errors).items():
+                try:
+                    connection = self.connection(node)
+                    asked.append((connection, self.send(connection, build(part)), part))
+                except ApiError as error:
+                    errors.update(dict.fromkeys(part, error))
+            for connection, pending, sent in asked:
+                try:
+                    outcomes = self._outcomes(connection, pending, sent, read, unanswered)
+                except ApiError as error:
+                    errors.update(dict.fromkeys(sent, error))
+                    continue
+                for partition, outcome in outcomes.items():
+                    if outcome.error is None:
+                        results[partition] = outcome.value
+                        del missing[partition]
+                    else:
+                        errors[partition] = outcome.error
+            if errors:
+                partition, failure = _worst(errors)
+                attempts.failed(failure, about=str(partition))
+                self.refresh({partition.topic for partition in errors}, attempts)
+        return {partition: results[partition] for partition in wanted}
 
     def ask_every_broker(self, message: Request) -> list[Any]:
         """The answers of all brokers of the cluster; whoever does not answer fails the whole."""
@@ -286,19 +353,19 @@ class ClusterClient:
 
     # For those that keep requests in flight, or try again, themselves.
 
-    def coordinator(self, group_id: str) -> BlockingConnection:
-        """The connection to a group's coordinator; one attempt to find it, when it is not known."""
-        address = self._coordinators.get(group_id)
+    def coordinator(self, key: str, kind: CoordinatorKind = CoordinatorKind.GROUP) -> BlockingConnection:
+        """The connection to a coordinator; one attempt to find it, when it is not known."""
+        address = self._coordinators.get((kind, key))
         if address is None:
-            message = FindCoordinatorRequest(key=group_id)
+            message = FindCoordinatorRequest(key=key, key_type=kind)
             response = self.ask(self._any_connection(), message, at_most=_ONE_COORDINATOR_VERSION)
             raise_for(response.error_code, response.error_message)
-            address = self._coordinators[group_id] = (response.host, response.port)
+            address = self._coordinators[kind, key] = (response.host, response.port)
         return self._connection_to(address)
 
-    def forget_coordinator(self, group_id: str) -> None:
-        """Whoever coordinates the group is to be found anew: the one that is known failed."""
-        self._coordinators.pop(group_id, None)
+    def forget_coordinator(self, key: str, kind: CoordinatorKind = CoordinatorKind.GROUP) -> None:
+        """Whoever coordinates this is to be found anew: the one that is known failed."""
+        self._coordinators.pop((kind, key), None)
 
     def attempts(self, what: str) -> Attempts:
         """A fresh count of failures at `what`, under this client's settings."""
@@ -434,47 +501,6 @@ class ClusterClient:
             del self._read_replicas[partition]
             return leadership.leader, leadership
         return node, leadership
-
-    def _scatter(
-        self,
-        what: str,
-        wanted: Mapping[TopicPartition, T],
-        build: Callable[[Mapping[TopicPartition, T]], Request],
-        read: Callable[[Any], Iterable[Outcome[V]]],
-        *,
-        unanswered: V | None = None,
-    ) -> dict[TopicPartition, V]:
-        """Ask the leaders of all partitions at once, and again for those that failed, until all have answered."""
-        results: dict[TopicPartition, V] = {}
-        missing = dict(wanted)
-        attempts = self.attempts(what)
-        while missing:
-            self.learn(missing, attempts)
-            errors: dict[TopicPartition, ApiError] = {}
-            asked: list[tuple[BlockingConnection, Pending, Mapping[TopicPartition, T]]] = []
-            for node, part in self._by_leader(missing, errors).items():
-                try:
-                    connection = self.connection(node)
-                    asked.append((connection, self.send(connection, build(part)), part))
-                except ApiError as error:
-                    errors.update(dict.fromkeys(part, error))
-            for connection, pending, sent in asked:
-                try:
-                    outcomes = self._outcomes(connection, pending, sent, read, unanswered)
-                except ApiError as error:
-                    errors.update(dict.fromkeys(sent, error))
-                    continue
-                for partition, outcome in outcomes.items():
-                    if outcome.error is None:
-                        results[partition] = outcome.value
-                        del missing[partition]
-                    else:
-                        errors[partition] = outcome.error
-            if errors:
-                partition, failure = _worst(errors)
-                attempts.failed(failure, about=str(partition))
-                self.refresh({partition.topic for partition in errors}, attempts)
-        return {partition: results[partition] for partition in wanted}
 
     def _outcomes(
         self,

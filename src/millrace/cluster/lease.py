@@ -6,7 +6,7 @@ back; one that was paused or cut off cannot know, and learns it late. The lease 
 this machine alone.
 
 Who needs it: whoever gives something away that no epoch can take back (records of a queue). Everybody else is fenced
-when it writes. Not here: what to do without a lease (`queues.share_partition` asks the share coordinator).
+when it writes. Not here: what to do without a lease (`queues.partition` asks the share coordinator).
 
 Invariants
 - A lease counts from before the question was sent, and the image has all that was in the log when it was answered.

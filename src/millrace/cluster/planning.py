@@ -153,7 +153,7 @@ def _check_new_name(image: ClusterImage, name: str, taken: Mapping[str, str]) ->
     if reason is not None:
         raise ApiError(ErrorCode.INVALID_TOPIC_EXCEPTION, reason)
     if name in image.topics:
-        raise ApiError(ErrorCode.TOPIC_ALREADY_EXISTS, f"topic {name} exists already")
+        raise ApiError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists.")
     metric = metric_name(name)
     if metric is not None:
         other = taken.get(metric) or image.names_by_metric_name.get(metric)

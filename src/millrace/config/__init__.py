@@ -1,5 +1,7 @@
 """Settings by their Kafka names: the table (`table`), one broker's values (`broker`), topics and groups (`resolve`).
 
+Of Kafka's broker settings those that do nothing here are in the table, too, from `without_effect`.
+
 Not here: what a setting does (that is where it is read), where dynamic values are kept (they are deltas, see
 `metadata.deltas`), and defaults of the command line. `docs/configuration.md` is made from the table by `page`.
 

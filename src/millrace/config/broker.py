@@ -19,7 +19,7 @@ from millrace.config.setting import (
     shown,
     whole_number,
 )
-from millrace.config.table import BROKER_FAMILIES, BROKER_SETTINGS, FOREIGN_NAMES, find_setting
+from millrace.config.table import BROKER_FAMILIES, BROKER_SETTINGS, find_setting, is_foreign
 from millrace.errors import ConfigError
 
 
@@ -50,9 +50,10 @@ class BrokerConfig:
         self._parsed: dict[str, Value] = {}
         ignored = []
         for name, text in (values or {}).items():
-            if name not in BROKER_SETTINGS and FOREIGN_NAMES.match(name):
+            if is_foreign(name):
                 ignored.append(name)
-                continue
+                if name not in BROKER_SETTINGS:
+                    continue
             parse_value(find_setting(Scope.BROKER, name), text)
             self._static[name] = text.strip()
         self.ignored = tuple(ignored)

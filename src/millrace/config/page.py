@@ -11,9 +11,10 @@ def configuration_markdown() -> str:
     parts = [
         "# Configuration\n",
         (
-            "Generated from the table in `src/millrace/config/table.py`; a test keeps the two equal. Names and defaults"
-            " are Kafka's unless the text says otherwise. A value is looked up in this order: the topic's (or group's)"
-            " own, dynamic for this broker, dynamic for all brokers, the broker's file and `--set`, the default.\n"
+            "Generated from `src/millrace/config/table.py` and `without_effect.py` beside it; a test keeps them equal."
+            " Names and defaults are Kafka's unless the text says otherwise. A value is looked up in this order: the"
+            " topic's (or group's) own, dynamic for this broker, dynamic for all brokers, the broker's file and"
+            " `--set`, the default.\n"
         ),
     ]
     titles = {

@@ -120,6 +120,7 @@ class TopicConfig:
         return self.flush_mode == "group" or self.flush_messages < LONG_MAX
 
 
+_ADVERTISED: Final = "advertised.listeners"
 _TOPIC_FIELDS: Final = tuple((field.name, field.name.replace("_", ".")) for field in fields(TopicConfig))
 
 
@@ -207,10 +208,21 @@ def _describe(
     )
 
 
-def describe_broker(broker: BrokerConfig) -> list[ConfigEntry]:
-    """Every setting of this broker."""
-    table = BROKER_SETTINGS.values()
-    return [_describe_broker(setting, tuple(broker.found(setting.name)), broker) for setting in table]
+def describe_broker(broker: BrokerConfig, advertised: str | None = None) -> list[ConfigEntry]:
+    """Every setting of this broker.
+
+    Where nobody set advertised.listeners, it is what clients are told (`advertised`), and comes from the broker's own
+    file like the listeners that it was derived from: it is no default that another broker would have, too.
+    """
+    derived = advertised is not None and not broker.is_set(_ADVERTISED)
+    own = (ConfigSynonym(_ADVERTISED, advertised, ConfigSource.STATIC_BROKER_CONFIG),)
+    return [
+        _describe_broker(setting, own, broker, advertised)
+        if derived and setting.name == _ADVERTISED
+        else _describe_broker(setting, tuple(broker.found(setting.name)), broker)
+        for setting in BROKER_SETTINGS.values()
+        if not setting.hidden
+    ]
 
 
 def describe_broker_defaults(broker: BrokerConfig) -> list[ConfigEntry]:

@@ -135,6 +135,10 @@ def gzip_level(value: int) -> str | None:
     return None if value == -1 or 1 <= value <= 9 else "must be -1 or between 1 and 9"
 
 
+def must_be_empty(value: str) -> str | None:
+    return "must be empty" if value else None
+
+
 def unlimited_or_positive(value: int) -> str | None:
     return None if value == -1 or value >= 1 else "must be -1 (no limit) or at least 1"
 

@@ -24,12 +24,14 @@ from millrace.config.setting import (
     between,
     dead_letter_topic,
     gzip_level,
+    must_be_empty,
     offset_reset,
     one_of,
     throttled_replicas,
     unique_items,
     unlimited_or_positive,
 )
+from millrace.config.without_effect import NO_EFFECT, settings_without_effect
 from millrace.errors import ConfigError
 
 _SECOND_MS: Final = 1000
@@ -38,7 +40,7 @@ _HOUR_MS: Final = 60 * _MINUTE_MS
 _DAY_MS: Final = 24 * _HOUR_MS
 _MIB: Final = 1024 * 1024
 
-_NOT_USED = " Accepted so that existing files work; it has no effect here."
+_NOT_USED = NO_EFFECT
 _RESERVED = " Reserved: security settings have no effect yet, and a listener that needs them is refused."
 
 _CODECS: Final = ("producer", "uncompressed", "none", "gzip", "snappy", "lz4", "zstd")
@@ -325,7 +327,7 @@ _BROKER_SETTINGS: Final = (
     _broker("log.cleaner.dedupe.buffer.size", _L, 128 * _MIB, "Memory for the key map of a compaction.", None, _CW),
     _broker("log.cleaner.io.buffer.size", _I, 512 * 1024,
         "Memory for reading and writing in a compaction.", at_least(0), _CW),
-    _broker("log.cleaner.dedupe.buffer.load.factor", _D, 0.9, "How full the key map may get.", None, _CW),
+    _broker("log.cleaner.io.buffer.load.factor", _D, 0.9, "How full the key map may get.", None, _CW),
     _broker("log.cleaner.io.max.bytes.per.second", _D, 1.7976931348623157e+308,
         "Speed limit of compaction.", None, _CW),
     _broker("log.cleaner.backoff.ms", _L, 15000, "Wait when there is nothing to compact.", at_least(0), _CW),
@@ -450,7 +452,7 @@ _BROKER_SETTINGS: Final = (
     _broker("share.coordinator.load.buffer.size", _I, 5 * _MIB, "Bytes read at once while loading." + _NOT_USED,
         at_least(1)),
     _broker("share.coordinator.cached.buffer.max.bytes", _I, _MIB + 12, "Largest buffer kept." + _NOT_USED,
-        at_least(512 * 1024)),
+        at_least(512 * 1024), _CW),
     _broker("share.coordinator.threads", _I, 1, "Threads of the share coordinator." + _NOT_USED, at_least(1)),
     _broker("share.fetch.purgatory.purge.interval.requests", _I, 1000,
         "How often waiting share fetches are tidied up." + _NOT_USED),
@@ -487,9 +489,13 @@ _BROKER_SETTINGS: Final = (
         "How long a start waits for ZooKeeper (default: the session timeout).", at_least(1)),
     _broker("zookeeper.max.in.flight.requests", _I, 10, "Requests to ZooKeeper at a time.", at_least(1)),
     # security, declared so that secrets are known as such
-    _broker("sasl.enabled.mechanisms", _LIST, ("GSSAPI",), "Ways to log in." + _RESERVED),
+    _broker("authorizer.class.name", _S, "",
+        "What decides who may do what; there is no authorization yet, and whoever names one counts on it: only empty"
+        " is accepted.", must_be_empty),
+    _broker("sasl.enabled.mechanisms", _LIST, ("GSSAPI",), "Ways to log in." + _RESERVED, None, _PB),
     _broker("sasl.jaas.config", _PASSWORD, None, "Login settings." + _RESERVED, None, _PB),
-    _broker("sasl.mechanism.inter.broker.protocol", _S, "GSSAPI", "How brokers log in to each other." + _RESERVED),
+    _broker("sasl.mechanism.inter.broker.protocol", _S, "GSSAPI",
+        "How brokers log in to each other." + _RESERVED, None, _PB),
     _broker("ssl.client.auth", _S, "none",
         "Whether clients must show a certificate." + _RESERVED, one_of("required", "requested", "none"), _PB),
     _broker("ssl.key.password", _PASSWORD, None, "Password of the private key." + _RESERVED, None, _PB),
@@ -507,13 +513,10 @@ _BROKER_SETTINGS: Final = (
 )
 # fmt: on
 
-FOREIGN_NAMES: Final = re.compile(
-    r"(process\.roles|controller\.(quorum|listener)\..*|metadata\.log\..*|metadata\.max\..*|metric\.reporters"
-    r"|metrics\.(num\.samples|recording\.level|sample\.window\.ms)|auto\.include\.jmx\.reporter"
-    r"|remote\.log\.(?!copy|delete).*|eligible\.leader\.replicas\..*|initial\.broker\.registration\.timeout\.ms"
-    r"|offsets\.topic\.cleanup\..*|group\.streams\..*|.*\.purgatory\.purge\.interval\.requests)\Z"
+_FOREIGN_NAMES: Final = re.compile(
+    r"(auto\.include\.jmx\.reporter|eligible\.leader\.replicas\..*|offsets\.topic\.cleanup\..*|(rlmm|rsm)\.config\..*)\Z"
 )
-"""Names in a Kafka broker's own file that have no meaning here: reported by `BrokerConfig.ignored`, not refused."""
+"""Names in files of other Kafka versions, or of their plug-ins: reported by `BrokerConfig.ignored`, not refused."""
 
 
 def _derived_broker_settings() -> Iterator[Setting]:
@@ -528,7 +531,10 @@ def _table(settings: Iterable[Setting]) -> dict[str, Setting]:
     return {setting.name: setting for setting in sorted(settings, key=lambda setting: setting.name)}
 
 
-BROKER_SETTINGS: Final[Mapping[str, Setting]] = _table([*_BROKER_SETTINGS, *_derived_broker_settings()])
+_EFFECTIVE: Final = _table([*_BROKER_SETTINGS, *_derived_broker_settings()])
+_WITHOUT_EFFECT: Final = _table(each for each in settings_without_effect() if each.name not in _EFFECTIVE)
+
+BROKER_SETTINGS: Final[Mapping[str, Setting]] = _table([*_EFFECTIVE.values(), *_WITHOUT_EFFECT.values()])
 TOPIC_SETTINGS: Final[Mapping[str, Setting]] = _table(_TOPIC_SETTINGS)
 GROUP_SETTINGS: Final[Mapping[str, Setting]] = _table(_GROUP_SETTINGS)
 CLIENT_METRICS_SETTINGS: Final[Mapping[str, Setting]] = _table(_CLIENT_METRICS_SETTINGS)
@@ -546,6 +552,11 @@ BROKER_FAMILIES: Final[Mapping[str, tuple[str, ...]]] = {
     for synonym in topic.synonyms
     if len(topic.synonyms) > 1
 }
+
+
+def is_foreign(name: str) -> bool:
+    """Whether a name in a broker's file is Kafka's and means nothing here: worth a warning, not an error."""
+    return name in _WITHOUT_EFFECT or _FOREIGN_NAMES.match(name) is not None
 
 
 def find_setting(scope: Scope, name: str) -> Setting:

@@ -1,6 +1,6 @@
-"""Consumer groups: membership, rebalances and committed offsets.
+"""Consumer and share groups: membership, rebalances and committed offsets.
 
-`classic` (with `rebalance` and `group`) is the pure state machine of one group; `offsets` the committed offsets and
-their expiry; `records` the bytes of `__consumer_offsets`; `shard` one led partition of that topic; `coordinator` the
-owner of all shards and the only module here that other layers call.
+`classic`, `modern` (KIP-848) and `share` are the kinds of groups: in each `protocol` decides (pure) and `groups` acts;
+`offsets` are the committed offsets beside them; `shard` joins these for one led partition of `__consumer_offsets`;
+`coordinator` is the owner of all shards and what other layers call.
 """

@@ -21,7 +21,7 @@ from itertools import islice
 from typing import Final
 from uuid import UUID
 
-from millrace.groups.modern_records import Target
+from millrace.groups.epochs import Target
 
 _MAX_PASSES: Final = 16
 """Passes over the topics to even out members with unlike subscriptions; two or three are the rule."""

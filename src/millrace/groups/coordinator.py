@@ -1,7 +1,7 @@
 """The group coordinator of a broker: which shard answers for a group, and whether it may.
 
 Owner of the shards and of their tasks. Handlers call it; every failure that concerns a whole request is an ApiError.
-Not here: how shards come and go (`replication.sharded`), the protocols (`classic`, `modern`, `share`), durability
+Not here: how shards come and go (`replication.sharded`), the kinds of groups and their offsets
 (`shard`), requests and responses (`handlers.groups`, `handlers.consumer_groups`, `handlers.share_groups`,
 `handlers.group_offsets`, `handlers.share_offsets`).
 """
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from millrace.clock import Clock
 from millrace.errors import ApiError, ErrorCode
-from millrace.groups.effects import (
+from millrace.groups.classic.effects import (
     NO_MEMBER_ID,
     JoinRequest,
     JoinResult,
@@ -24,18 +24,19 @@ from millrace.groups.effects import (
     SyncRequest,
     SyncResult,
 )
-from millrace.groups.group import ClassicGroup, GroupState
-from millrace.groups.modern import HeartbeatResult, ModernHeartbeat, check_fetch
-from millrace.groups.modern_group import ModernGroup
-from millrace.groups.modern_shard import Surroundings
-from millrace.groups.offsets import TopicOffsets
+from millrace.groups.classic.group import ClassicGroup, GroupState
+from millrace.groups.environment import HeartbeatResult
+from millrace.groups.modern.group import ModernGroup
+from millrace.groups.modern.groups import Surroundings
+from millrace.groups.modern.protocol import ModernHeartbeat, check_fetch
+from millrace.groups.offsets.committed import OffsetToCommit, TopicOffsets
 from millrace.groups.settings import GroupSettings
-from millrace.groups.shard import OffsetToCommit, Shard
-from millrace.groups.share import ShareHeartbeat
-from millrace.groups.share_group import ShareGroup
-from millrace.groups.share_queues import Deletion
-from millrace.groups.share_records import NO_TOPICS, Topics
-from millrace.groups.share_shard import ShareSurroundings
+from millrace.groups.shard import GroupShard
+from millrace.groups.share.group import ShareGroup
+from millrace.groups.share.groups import ShareSurroundings
+from millrace.groups.share.partitions import Deletion
+from millrace.groups.share.protocol import ShareHeartbeat
+from millrace.groups.share.records import NO_TOPICS, Topics
 from millrace.groups.subscription import CONSUMER_PROTOCOL_TYPE
 from millrace.model import NO_TIMESTAMP
 from millrace.replication.sharded import ShardedCoordinator, ShardState
@@ -87,7 +88,7 @@ class ListedGroup:
     group_type: str
 
 
-class GroupCoordinator(ShardedCoordinator[Shard]):
+class GroupCoordinator(ShardedCoordinator[GroupShard]):
     """Every group whose partition of `__consumer_offsets` this broker leads."""
 
     def __init__(
@@ -106,12 +107,13 @@ class GroupCoordinator(ShardedCoordinator[Shard]):
 
     def __repr__(self) -> str:
         groups = sum(
-            len(shard.groups) + len(shard.modern.groups) + len(shard.share.groups) for shard in self._shards.values()
+            len(shard.classic.groups) + len(shard.modern.groups) + len(shard.share.groups)
+            for shard in self._shards.values()
         )
         return f"<group coordinator of {len(self._shards)} partitions, {groups} groups>"
 
-    def _make_shard(self, index: int, leader_epoch: int) -> Shard:
-        return Shard(
+    def _make_shard(self, index: int, leader_epoch: int) -> GroupShard:
+        return GroupShard(
             index,
             leader_epoch,
             topic=self._topic,
@@ -213,7 +215,7 @@ class GroupCoordinator(ShardedCoordinator[Shard]):
             expire_ms = (
                 NO_TIMESTAMP if retention_ms < 0 else min(self._clock.wall_ms() + retention_ms, MAX_TIMESTAMP_MS)
             )
-            await shard.commit(group_id, accepted, expire_ms)
+            await shard.offsets.commit(group_id, accepted, expire_ms)
         return errors
 
     async def fetch_offsets(
@@ -247,7 +249,7 @@ class GroupCoordinator(ShardedCoordinator[Shard]):
     ) -> dict[tuple[str, int], ErrorCode]:
         """Delete committed offsets of topics that no member subscribes to; one error per partition."""
         shard = self._shard(group_id, needs_name=True)
-        group: ClassicGroup | ModernGroup | None = shard.modern.groups.get(group_id) or shard.groups.get(group_id)
+        group = shard.committer(group_id)
         if group is None or group.state is GroupState.DEAD:
             raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND, f"group {group_id} not found")
         if isinstance(group, ClassicGroup) and group.state is not GroupState.EMPTY and not group.uses_consumer_protocol:
@@ -265,23 +267,23 @@ class GroupCoordinator(ShardedCoordinator[Shard]):
             if error is ErrorCode.NONE and partition in held.get(topic, {})
         ]
         if gone:
-            await shard.remove_offsets(group_id, gone)
+            await shard.offsets.remove(group_id, gone)
         return results
 
-    # The queues of share groups
+    # The share-partitions of share groups
 
-    def queues_of(self, group_id: str) -> Topics:
+    def share_partitions_of(self, group_id: str) -> Topics:
         """The share-partitions that members of a share group may read; none where there is no such group."""
         group = self._shard(group_id, needs_name=True).share.groups.get(group_id)
-        return NO_TOPICS if group is None else group.queues.initialized
+        return NO_TOPICS if group is None else group.partitions.initialized
 
-    async def set_queue_offsets(
+    async def set_share_offsets(
         self, group_id: str, offsets: Mapping[tuple[uuid.UUID, int], int]
     ) -> dict[tuple[uuid.UUID, int], ApiError]:
         """Begin share-partitions anew at these offsets, durably; what failed. ApiError: nothing was begun."""
         return await self._shard(group_id, needs_name=True).share.set_offsets(group_id, offsets)
 
-    async def delete_queue_offsets(
+    async def delete_share_offsets(
         self, group_id: str, topics: Sequence[str]
     ) -> tuple[Deletion, dict[uuid.UUID, ApiError]]:
         """Forget the share-partitions of topics, durably; what there was of them, and what failed."""
@@ -291,7 +293,7 @@ class GroupCoordinator(ShardedCoordinator[Shard]):
 
     def describe(self, group_id: str) -> DescribedGroup | None:
         """The classic group, or None where there is none."""
-        group = self._shard(group_id).groups.get(group_id)
+        group = self._shard(group_id).classic.groups.get(group_id)
         return None if group is None else _described(group)
 
     def describe_modern(self, group_id: str) -> ModernGroup | None:
@@ -321,7 +323,7 @@ class GroupCoordinator(ShardedCoordinator[Shard]):
             if shard.state is ShardState.ACTIVE:
                 found += [
                     ListedGroup(group.group_id, group.state.value, group.protocol_type or "", CLASSIC_TYPE)
-                    for group in shard.groups.values()
+                    for group in shard.classic.groups.values()
                 ]
                 found += [
                     ListedGroup(group.group_id, group.state.value, CONSUMER_PROTOCOL_TYPE, CONSUMER_TYPE)
@@ -351,7 +353,7 @@ class GroupCoordinator(ShardedCoordinator[Shard]):
 
     # Inside
 
-    def _shard(self, group_id: str, *, needs_name: bool = False) -> Shard:
+    def _shard(self, group_id: str, *, needs_name: bool = False) -> GroupShard:
         """The shard that answers for the group, or the ApiError that says why none does here."""
         if needs_name and not group_id and not self._closed:
             raise ApiError(ErrorCode.INVALID_GROUP_ID, "the group id is empty")
@@ -363,7 +365,7 @@ class GroupCoordinator(ShardedCoordinator[Shard]):
             for shard in self._active():
                 await self._expire(shard)
 
-    async def _expire(self, shard: Shard) -> None:
+    async def _expire(self, shard: GroupShard) -> None:
         try:
             await shard.expire()
         except ApiError as error:
@@ -371,14 +373,14 @@ class GroupCoordinator(ShardedCoordinator[Shard]):
         except Exception:
             log.exception("expired offsets of %r stay", shard)
 
-    async def _forget_topics(self, shard: Shard, topics: dict[str, uuid.UUID]) -> None:
+    async def _forget_topics(self, shard: GroupShard, topics: dict[str, uuid.UUID]) -> None:
         try:
             await shard.forget_topics(topics)
         except ApiError as error:
             log.warning("offsets of deleted topics stay in %r: %s", shard, error)
 
 
-def _check_not_shared(shard: Shard, group_id: str) -> None:
+def _check_not_shared(shard: GroupShard, group_id: str) -> None:
     """ApiError where a group that was to be a consumer group is a share group."""
     if group_id in shard.share:
         raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND, f"{group_id} is no consumer group")

@@ -2,7 +2,7 @@
 
 They are written by users, so they are matched by RE2, whose time is linear in the text whatever the pattern is; never
 by Python's `re`. A pattern is bounded in length and in the memory that its automaton may take. A topic matches when
-its whole name does. Not here: which member subscribes to which pattern, and how many a group may have (`modern_step`).
+its whole name does. Not here: which member subscribes to which pattern, and how many a group may have (`modern.step`).
 """
 
 from __future__ import annotations

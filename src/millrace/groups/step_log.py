@@ -1,7 +1,7 @@
 """From decisions to the log: how the records and timers of one event of a KIP-848 or share group take effect.
 
 An event's records have been applied to the group while they were decided on. Here they are appended, in one batch or
-several; what the log refuses is taken back. Owner: the shard. Not here: decisions (`modern_step`, `share_step`).
+several; what the log refuses is taken back. Owner: the shard. Not here: decisions (`modern.step`, `share.step`).
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Final, Protocol
 
-from millrace.errors import ApiError, ErrorCode
-from millrace.groups.effects import CancelTimer, SetTimer, StartTimer, TimerEffect, TimerKey
-from millrace.groups.timers import Timers
+from millrace.errors import ApiError
+from millrace.groups.timers import CancelTimer, GroupTimers, SetTimer, StartTimer, TimerEffect
 from millrace.replication.state_topic import Entry
 
 BATCH_BYTES: Final = 512 * 1024
@@ -22,14 +21,12 @@ NO_LIMIT: Final = 2**63
 RETRY_MS: Final = 1_000
 """After how long a removal that the log refused is tried again."""
 
-GroupTimers = Timers[tuple[str, TimerKey]]
-
 
 class LogHost(Protocol):
     """The shard, as far as it is needed here."""
 
     def append(self, entries: Sequence[Entry]) -> asyncio.Future[None]:
-        """Append now; done when durable, or at once where the log refuses."""
+        """Append now; done when durable. ApiError where the log refuses."""
 
 
 class Decided(Protocol):
@@ -57,16 +54,13 @@ def append_step(
     done: asyncio.Future[None] | None = None
     written = 0
     for batch in batches(step.entries(), NO_LIMIT if is_whole else BATCH_BYTES):
-        done = host.append(batch)
-        if done.done():
+        try:
+            done = host.append(batch)
+        except ApiError as refusal:
             step.undo(written)
             if written:
                 set_timers(timers, step.group_id, step.timers)
-            refusal = done.exception()
-            assert isinstance(refusal, ApiError)
-            too_large = refusal.code is ErrorCode.INVALID_COMMIT_OFFSET_SIZE
-            code = ErrorCode.UNKNOWN_SERVER_ERROR if too_large else refusal.code
-            raise ApiError(code, f"the state of group {step.group_id} cannot be written") from refusal
+            raise ApiError(refusal.code, f"the state of group {step.group_id} cannot be written") from refusal
         written += len(batch)
     return done
 

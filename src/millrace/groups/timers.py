@@ -1,4 +1,4 @@
-"""Keyed timers: one deadline per key, cheap to push ahead.
+"""The timers of groups: which there are, what a decision says about them, and the keyed deadlines behind them.
 
 A heartbeat moves a deadline that is nearly never reached. So a later deadline is only noted; the loop's timer fires at
 the old time, sees the new one and sleeps on. Thousands of members cost one loop timer each, and a heartbeat none.
@@ -7,11 +7,60 @@ the old time, sees the new one and sleeps on. Thousands of members cost one loop
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from enum import Enum
 from typing import Generic, TypeVar
 
 from millrace.clock import Clock, Timer
 
 K = TypeVar("K", bound=Hashable)
+
+
+class TimerKind(Enum):
+    """The clocks of a group; a KIP-848 group has all of them per member."""
+
+    SESSION = "session"
+    """A member (or an id that was handed out) must show itself."""
+    JOIN = "join"
+    """The join phase must end."""
+    SYNC = "sync"
+    """Every member must fetch its assignment."""
+    REBALANCE = "rebalance"
+    """A member must give up what it was told to."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimerKey:
+    """A timer of one group; arming a key again replaces its deadline."""
+
+    kind: TimerKind
+    member_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SetTimer:
+    """Call `timer_fired(key)` after `delay_ms`, instead of whenever it was due before."""
+
+    key: TimerKey
+    delay_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class StartTimer:
+    """As `SetTimer`, unless the timer is running already."""
+
+    key: TimerKey
+    delay_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class CancelTimer:
+    """Forget the timer."""
+
+    key: TimerKey
+
+
+TimerEffect = SetTimer | StartTimer | CancelTimer
 
 _TOLERANCE_SECONDS = 1e-4
 
@@ -74,3 +123,7 @@ class Timers(Generic[K]):
             self._arm(key, armed.deadline)
         else:
             self._fire(key)
+
+
+GroupTimers = Timers[tuple[str, TimerKey]]
+"""By group id and key."""

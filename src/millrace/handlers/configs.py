@@ -16,6 +16,7 @@ from millrace.config import (
     ConfigEntry,
     ConfigSource,
     Kind,
+    Listener,
     describe_broker,
     describe_broker_defaults,
     describe_client_metrics,
@@ -58,8 +59,9 @@ def describe_configs(context: RequestContext, request: DescribeConfigsRequest) -
     """Every setting of topics, this broker, groups and client-metrics subscriptions, with value and source.
 
     Synonyms (all places where a value was found, best first) and documentation come when asked for; secrets never.
-    The broker named '' stands for what was set dynamically for all brokers, and only that is listed. Broker loggers
-    answer the levels of Python's loggers.
+    The broker named '' stands for what was set dynamically for all brokers, and only that is listed. A broker's
+    advertised.listeners is what clients are told, set or derived from listeners. Broker loggers answer the levels of
+    Python's loggers.
 
     Versions: v3 adds types and documentation.
 
@@ -118,7 +120,7 @@ def _describe(context: RequestContext, resource_type: int, name: str) -> list[Co
         if not name:
             return describe_broker_defaults(config)
         _check_own_id(context, name)
-        return describe_broker(config)
+        return describe_broker(config, _advertised(context))
     if resource_type == ResourceType.BROKER_LOGGER:
         _check_own_id(context, name)
         return _describe_loggers()
@@ -129,6 +131,16 @@ def _describe(context: RequestContext, resource_type: int, name: str) -> list[Co
         describe = describe_group if kind is ResourceType.GROUP else describe_client_metrics
         return describe(image.config(kind, name), config)
     raise ApiError(ErrorCode.INVALID_REQUEST, f"there are no resources of type {resource_type}")
+
+
+def _advertised(context: RequestContext) -> str | None:
+    """Where this broker tells clients to connect to, as it is written in a file; None before it is registered."""
+    own = context.broker.image.brokers.get(context.broker.broker_id)
+    if own is None:
+        return None
+    return ",".join(
+        str(Listener(each.listener, each.security_protocol, each.host, each.port)) for each in own.endpoints
+    )
 
 
 def _check_own_id(context: RequestContext, name: str) -> None:
@@ -190,9 +202,11 @@ async def incremental_alter_configs(
     Append and subtract work on lists, starting from the default where nothing is set. A resource fails as a whole or
     not at all; `validate_only` changes nothing. Settings of topics, groups, client-metrics subscriptions, one broker
     or all of them ('') are metadata, and any broker takes them; the levels of broker loggers hold until the broker
-    stops, and only it can be asked to change them.
+    stops, and only it can be asked to change them. Every broker setting of Kafka 4.3 is known by its name, with
+    Kafka's type and whether it may change; those without effect are kept and shown, and say so.
 
-    Not done: authorization, alter.config.policy.class.name.
+    Not done: authorization, alter.config.policy.class.name, names that Kafka does not know (it takes them for
+    brokers, whose plug-ins may read them; here they are refused), settings of one listener (listener.name.*).
     """
     answers: list[_IncrementalResult] = []
     # Levels are this broker's own business; the rest is the controller's.

@@ -1,6 +1,6 @@
 """Consumer groups whose assignment the broker computes (KIP-848): heartbeat and description.
 
-Requests become values of `groups.modern` and results become responses; nothing is decided here.
+Requests become values of `groups.modern.protocol` and results become responses; nothing is decided here.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from uuid import UUID
 
 from millrace.cluster.image import ClusterImage
 from millrace.errors import ApiError, ErrorCode
-from millrace.groups.modern import ModernHeartbeat
-from millrace.groups.modern_group import Member, ModernGroup
-from millrace.groups.target import flatten
+from millrace.groups.modern.group import Member, ModernGroup
+from millrace.groups.modern.protocol import ModernHeartbeat
+from millrace.groups.modern.target import flatten
 from millrace.handlers.context import RequestContext
 from millrace.handlers.groups import ALL_GROUP_OPERATIONS
 from millrace.handlers.registry import api

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from millrace.groups.coordinator import GroupCoordinator
     from millrace.handlers.fetch_sessions import FetchSessions
     from millrace.queues.coordinator import ShareCoordinator
+    from millrace.queues.partitions import SharePartitions
     from millrace.queues.persister import Persister
-    from millrace.queues.share_partitions import SharePartitions
     from millrace.replication.replicas import Replicas
     from millrace.storage.logdirs import LogDirs
     from millrace.transactions.producer_ids import ProducerIds

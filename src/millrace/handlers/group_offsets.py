@@ -12,8 +12,7 @@ from typing import Final
 from uuid import UUID
 
 from millrace.errors import ApiError, ErrorCode
-from millrace.groups.offsets import NO_OFFSET, CommittedOffset, TopicOffsets
-from millrace.groups.shard import OffsetToCommit
+from millrace.groups.offsets.committed import NO_OFFSET, CommittedOffset, OffsetToCommit, TopicOffsets
 from millrace.handlers.context import RequestContext
 from millrace.handlers.registry import api
 from millrace.model import ZERO_UUID

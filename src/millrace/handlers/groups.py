@@ -1,7 +1,7 @@
 """Finding the coordinator, membership of classic members, and what an administrator does with groups of any kind.
 
-Requests become values of `groups.effects` and results become responses; nothing is decided here. Committed offsets are
-in `handlers.group_offsets`, the heartbeats of KIP-848 in `handlers.consumer_groups`.
+Requests become values of `groups.classic.effects` and results become responses; nothing is decided here. Committed
+offsets are in `handlers.group_offsets`, the heartbeats of KIP-848 in `handlers.consumer_groups`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Final
 
 from millrace.cluster.image import TopicImage
 from millrace.errors import ApiError, ErrorCode
+from millrace.groups.classic.effects import JoinRequest, JoinResult, LeaveRequest, Protocol, SyncRequest
+from millrace.groups.classic.group import GroupState
 from millrace.groups.coordinator import DescribedGroup
-from millrace.groups.effects import JoinRequest, JoinResult, LeaveRequest, Protocol, SyncRequest
-from millrace.groups.group import GroupState
 from millrace.handlers.context import RequestContext
 from millrace.handlers.registry import api
 from millrace.model import CONSUMER_OFFSETS_TOPIC, SHARE_STATE_TOPIC

@@ -15,9 +15,9 @@ from millrace.handlers.context import RequestContext
 from millrace.handlers.leaders import leader_hint
 from millrace.handlers.registry import api
 from millrace.queues.acquisition import AcknowledgeBatch, AcknowledgeType, AcquireMode
+from millrace.queues.partition import Fetched, FetchTerms, SharePartition
 from millrace.queues.records import ShareKey
 from millrace.queues.sessions import FINAL_EPOCH, INITIAL_EPOCH, TopicPartitionId
-from millrace.queues.share_partition import Fetched, FetchTerms, SharePartition
 from millrace.wire.hot import LeaderHint
 from millrace.wire.keys import ApiKey
 from millrace.wire.messages.share_groups import (

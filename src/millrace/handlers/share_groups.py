@@ -1,15 +1,15 @@
 """Share groups (KIP-932): membership and description. A share group reads topics as queues.
 
-Requests become values of `groups.share` and results become responses; nothing is decided here. Not here: the records
-that members get (`handlers.share_fetch`), where a group's queues begin (`handlers.share_offsets`).
+Requests become values of `groups.share.protocol` and results become responses; nothing is decided here. Not here: the
+records that members get (`handlers.share_fetch`), where a group's queues begin (`handlers.share_offsets`).
 """
 
 from __future__ import annotations
 
 from millrace.cluster.image import ClusterImage
 from millrace.errors import ApiError, ErrorCode
-from millrace.groups.share import ASSIGNOR, ShareHeartbeat
-from millrace.groups.share_group import ShareMember
+from millrace.groups.share.group import ShareMember
+from millrace.groups.share.protocol import ASSIGNOR, ShareHeartbeat
 from millrace.handlers.context import RequestContext
 from millrace.handlers.groups import ALL_GROUP_OPERATIONS
 from millrace.handlers.registry import api

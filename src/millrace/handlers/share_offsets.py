@@ -1,6 +1,7 @@
 """Where the queues of share groups begin (KIP-932): described, set, deleted.
 
-Nothing is decided here: which queues a group has is in `groups.share_queues`, where they begin in `queues.state`.
+Nothing is decided here: which share-partitions a group has is in `groups.share.partitions`, where they begin in
+`queues.state`.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ async def _describe_group(
 ) -> DescribeShareGroupOffsetsResponse.DescribeShareGroupOffsetsResponseGroup:
     image = context.broker.image
     try:
-        begun = context.broker.groups.queues_of(asked.group_id)
+        begun = context.broker.groups.share_partitions_of(asked.group_id)
     except ApiError as error:
         return DescribeShareGroupOffsetsResponse.DescribeShareGroupOffsetsResponseGroup(
             group_id=asked.group_id, error_code=error.code, error_message=error.message or None
@@ -148,7 +149,7 @@ async def alter_share_group_offsets(
             if topic is not None and 0 <= each.partition_index < len(topic.partitions):
                 wanted[topic.topic_id, each.partition_index] = each.start_offset
     try:
-        errors = await context.broker.groups.set_queue_offsets(request.group_id, wanted) if request.topics else {}
+        errors = await context.broker.groups.set_share_offsets(request.group_id, wanted) if request.topics else {}
     except ApiError as error:
         return AlterShareGroupOffsetsResponse(error_code=error.code, error_message=error.message or None)
     responses = []
@@ -186,7 +187,7 @@ async def delete_share_group_offsets(
     """
     names = [topic.topic_name for topic in request.topics]
     try:
-        deletion, errors = await context.broker.groups.delete_queue_offsets(request.group_id, names)
+        deletion, errors = await context.broker.groups.delete_share_offsets(request.group_id, names)
     except ApiError as error:
         return DeleteShareGroupOffsetsResponse(error_code=error.code, error_message=error.message or None)
     by_id = context.broker.image.topics_by_id

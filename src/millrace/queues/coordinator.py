@@ -15,7 +15,7 @@ from millrace.errors import ApiError, ErrorCode, StorageError
 from millrace.model import ZERO_UUID
 from millrace.queues.records import ShareKey, Snapshot
 from millrace.queues.settings import CoordinatorSettings
-from millrace.queues.shard import ShareShard
+from millrace.queues.shard import QueueShard
 from millrace.queues.state import Summary, Write, partition_for
 from millrace.replication.sharded import ShardedCoordinator
 from millrace.replication.state_topic import StateTopic
@@ -24,7 +24,7 @@ from millrace.tasks import Work
 log = logging.getLogger(__name__)
 
 
-class ShareCoordinator(ShardedCoordinator[ShareShard]):
+class ShareCoordinator(ShardedCoordinator[QueueShard]):
     """Every share-partition whose partition of `__share_group_state` this broker leads."""
 
     def __init__(
@@ -46,8 +46,8 @@ class ShareCoordinator(ShardedCoordinator[ShareShard]):
         count = sum(len(shard.states) for shard in self._shards.values())
         return f"<share coordinator of {len(self._shards)} partitions, {count} share-partitions>"
 
-    def _make_shard(self, index: int, leader_epoch: int) -> ShareShard:
-        return ShareShard(index, leader_epoch, topic=self._topic, settings=self.settings, clock=self._clock)
+    def _make_shard(self, index: int, leader_epoch: int) -> QueueShard:
+        return QueueShard(index, leader_epoch, topic=self._topic, settings=self.settings, clock=self._clock)
 
     def _housekeeping(self) -> Mapping[str, Work]:
         return {"share state snapshots": self._rewrite_for_ever, "share state pruning": self._prune_for_ever}
@@ -99,11 +99,11 @@ class ShareCoordinator(ShardedCoordinator[ShareShard]):
         if key.partition >= self._partitions_of(key.topic_id):
             raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "the topic has no such partition")
 
-    def _shard(self, key: ShareKey) -> ShareShard:
+    def _shard(self, key: ShareKey) -> QueueShard:
         """The shard that answers for a share-partition, or the ApiError that says why none does here."""
         return self._answering(self.partition_for(key), str(key))
 
-    async def _tend(self, shard: ShareShard, work: Coroutine[None, None, None]) -> None:
+    async def _tend(self, shard: QueueShard, work: Coroutine[None, None, None]) -> None:
         try:
             await work
         except ApiError as error:

@@ -1,63 +1,47 @@
 """One led partition of `__share_group_state`: its share-partitions, and the order in which changes take effect.
 
 Plans are made on the state that everything appended so far leads to (`_ahead`), so that writes need not wait for each
-other; readers see what is durable. Owner: the shard's task (`run`), which loads, then confirms writes, until it is
-closed. Not here: which shard answers for a share-partition (`coordinator`), decisions (`state`), bytes (`records`).
+other; readers see what is durable. Owner: the shard's task (`run`). Not here: loading and writing
+(`replication.sharded`), which shard answers for a share-partition (`coordinator`), decisions (`state`), bytes
+(`records`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Collection
+from collections.abc import AsyncIterator, Collection
 from typing import Final
 from uuid import UUID
 
 from millrace.clock import Clock
-from millrace.errors import ApiError, ErrorCode, ProtocolError, StorageError
+from millrace.errors import ApiError, ErrorCode
 from millrace.queues import records, state
 from millrace.queues.records import ShareKey, Snapshot, Update
 from millrace.queues.settings import CoordinatorSettings
-from millrace.queues.state import ShareState, Write
-from millrace.replication.sharded import WRITE_ERRORS, ShardState
-from millrace.replication.state_topic import StateTopic
-from millrace.replication.state_writer import StateWriter
-
-log = logging.getLogger(__name__)
+from millrace.queues.state import SharePartitionState, Write
+from millrace.replication.sharded import StateShard
+from millrace.replication.state_topic import StateRecord, StateTopic
 
 _PER_BATCH: Final = 500
 """Records that are written together when many share-partitions change at once."""
 
-# What a failed write to the log means to a leader that asked for it.
-_WRITE_ERRORS: Final = WRITE_ERRORS | {
-    ErrorCode.MESSAGE_TOO_LARGE: ErrorCode.UNKNOWN_SERVER_ERROR,
-    ErrorCode.RECORD_LIST_TOO_LARGE: ErrorCode.UNKNOWN_SERVER_ERROR,
-}
 
-
-class ShareShard:
+class QueueShard(StateShard):
     """The share-partitions of one partition of the state topic."""
 
     def __init__(
         self, index: int, leader_epoch: int, *, topic: StateTopic, settings: CoordinatorSettings, clock: Clock
     ) -> None:
-        self.index = index
-        self.leader_epoch = leader_epoch
-        self.state = ShardState.LOADING
-        self.loaded = asyncio.Event()
-        """Set when the shard is active or closed."""
-        self.states: dict[ShareKey, ShareState] = {}
+        super().__init__(index, leader_epoch, topic=topic, clock=clock, write_timeout_ms=settings.write_timeout_ms)
+        self.states: dict[ShareKey, SharePartitionState] = {}
         """What is durable."""
-        self._ahead: dict[ShareKey, tuple[ShareState | None, int]] = {}
+        self._ahead: dict[ShareKey, tuple[SharePartitionState | None, int]] = {}
         """What is appended and not durable yet: where it leads to, and how many records that takes."""
         self._snapshots: dict[ShareKey, int] = {}
         """The offset of each share-partition's latest snapshot: below the lowest of them the log is superfluous."""
         self._next_offset = 0
         """Where the log goes on after the last record that is in effect."""
-        self._topic = topic
-        self._writer = StateWriter(topic, index)
         self._settings = settings
-        self._clock = clock
 
     def __repr__(self) -> str:
         return (
@@ -67,46 +51,28 @@ class ShareShard:
 
     # ------------------------------------------------------------------------------------------------------------ life
 
-    async def run(self) -> None:
-        """Load the partition, then confirm writes until cancelled. Whatever ends that closes the shard."""
-        try:
-            await self._load()
-            self.state = ShardState.ACTIVE
-            self.loaded.set()
-            log.log(logging.INFO if self.states else logging.DEBUG, "loaded %r", self)
-            await self._writer.confirm()
-        finally:
-            self.close()
+    @property
+    def is_empty(self) -> bool:
+        return not self.states
 
-    def close(self) -> None:
-        """Answer everybody who waits with NOT_COORDINATOR, and stop. The task is the coordinator's to cancel."""
-        self.state = ShardState.CLOSED
-        self.loaded.set()
-        self._writer.close(ErrorCode.NOT_COORDINATOR)
+    def _records(self) -> AsyncIterator[StateRecord]:
+        return self._topic.replay(self.index)  # an update builds on the snapshot before it
 
-    async def _load(self) -> None:
-        async for record in self._topic.replay(self.index):
-            try:
-                read = records.read_record(record.key, record.value)
-            except ProtocolError as error:
-                # One record that cannot be read must not take every share-partition with it.
-                log.warning("%s-%d: record %d is unreadable: %s", self._topic.name, self.index, record.offset, error)
-                continue
-            if read is not None:
-                self._apply(*read, record.offset)
+    def replay(self, key: bytes, value: bytes | None, record_offset: int) -> None:
+        read = records.read_record(key, value)
+        if read is not None:
+            self._apply(*read, record_offset)
 
     # -------------------------------------------------------------------------------------------------------- requests
 
     async def initialize(self, key: ShareKey, state_epoch: int, start_offset: int) -> None:
         """InitializeShareGroupState."""
-        await self._write(
-            key, state.plan_initialize(self._planned(key), state_epoch, start_offset, self._clock.wall_ms())
-        )
+        await self._write(key, state.plan_initialize(self._planned(key), state_epoch, start_offset, self.now_ms()))
 
     async def write(self, key: ShareKey, write: Write) -> None:
         """WriteShareGroupState; returns when it is durable. Cancellation does not take it back."""
         per_snapshot = self._settings.updates_per_snapshot
-        await self._write(key, state.plan_write(self._planned(key), write, per_snapshot, self._clock.wall_ms()))
+        await self._write(key, state.plan_write(self._planned(key), write, per_snapshot, self.now_ms()))
 
     async def read(self, key: ShareKey, leader_epoch: int) -> Snapshot:
         """ReadShareGroupState: the durable state. A newer leader's epoch is durable, too, before it is answered."""
@@ -114,10 +80,10 @@ class ShareShard:
         if update is not None:
             await self._write(key, update)
         elif key in self._ahead:
-            await self._in_time(self._writer.settled())
+            await self.settled()
         return self._durable(key)
 
-    def summary(self, key: ShareKey) -> ShareState | None:
+    def summary(self, key: ShareKey) -> SharePartitionState | None:
         """ReadShareGroupStateSummary."""
         return self.states.get(key)
 
@@ -134,7 +100,7 @@ class ShareShard:
 
     async def rewrite_cold(self) -> None:
         """Write snapshots of what was not written for a while, so that they do not hold the start of the log."""
-        now_ms = self._clock.wall_ms()
+        now_ms = self.now_ms()
         cold: list[tuple[ShareKey, Snapshot | None]] = []
         for key in self._known():
             planned = self._planned(key)
@@ -154,7 +120,7 @@ class ShareShard:
     def _known(self) -> list[ShareKey]:
         return [*self.states, *(key for key in self._ahead if key not in self.states)]
 
-    def _planned(self, key: ShareKey) -> ShareState | None:
+    def _planned(self, key: ShareKey) -> SharePartitionState | None:
         ahead = self._ahead.get(key)
         return self.states.get(key) if ahead is None else ahead[0]
 
@@ -165,14 +131,14 @@ class ShareShard:
         return found.snapshot
 
     async def _write(self, key: ShareKey, record: Snapshot | Update | None) -> None:
-        await self._in_time(self._append([(key, record)]))
+        await self.in_time(self._change([(key, record)]))
 
     async def _write_many(self, changes: list[tuple[ShareKey, Snapshot | None]]) -> None:
-        pending = [self._append(changes[start : start + _PER_BATCH]) for start in range(0, len(changes), _PER_BATCH)]
+        pending = [self._change(changes[start : start + _PER_BATCH]) for start in range(0, len(changes), _PER_BATCH)]
         for done in pending:
-            await self._in_time(done)
+            await self.in_time(done)
 
-    def _append(
+    def _change(
         self, changes: list[tuple[ShareKey, Snapshot | None]] | list[tuple[ShareKey, Snapshot | Update | None]]
     ) -> asyncio.Future[None]:
         """Append now: check and append happen without a wait between them."""
@@ -184,15 +150,7 @@ class ShareShard:
                 if count > 1:
                     self._ahead[key] = planned, count - 1
 
-        try:
-            if self.state is not ShardState.ACTIVE:
-                raise ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
-            entries = [records.entry(key, record) for key, record in changes]
-            done = self._writer.write(entries, apply, self._clock.wall_ms())
-        except ApiError as error:
-            raise ApiError(_WRITE_ERRORS.get(error.code, error.code), error.message) from error
-        except StorageError as error:
-            raise ApiError(ErrorCode.NOT_COORDINATOR, str(error)) from error
+        done = self.append([records.entry(key, record) for key, record in changes], apply)
         for key, record in changes:
             count = self._ahead[key][1] if key in self._ahead else 0
             self._ahead[key] = state.apply(self._planned(key), record), count + 1
@@ -208,19 +166,3 @@ class ShareShard:
         self.states[key] = after
         if isinstance(record, Snapshot):
             self._snapshots[key] = offset
-
-    async def _in_time(self, done: asyncio.Future[None] | None) -> None:
-        if done is None:
-            return
-        waiting = done
-
-        def give_up() -> None:
-            # Only the waiting has a timeout: a write that becomes durable later takes effect all the same.
-            if not waiting.done():
-                waiting.set_exception(ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "not durable in time"))
-
-        timer = self._clock.call_later(self._settings.write_timeout_ms / 1000, give_up)
-        try:
-            await waiting
-        finally:
-            timer.cancel()

@@ -29,7 +29,7 @@ _MIN_INT32: Final = 2**31
 
 
 @dataclass(frozen=True, slots=True)
-class ShareState:
+class SharePartitionState:
     """One share-partition: the latest snapshot with all updates since."""
 
     snapshot: Snapshot
@@ -75,7 +75,7 @@ def partition_for(key: ShareKey, partitions: int) -> int:
     return (2**32 - value if value > _MIN_INT32 else value) % partitions
 
 
-def apply(state: ShareState | None, record: Snapshot | Update | None) -> ShareState | None:
+def apply(state: SharePartitionState | None, record: Snapshot | Update | None) -> SharePartitionState | None:
     """The state after a record of the log."""
     if record is None:
         return None
@@ -87,7 +87,7 @@ def apply(state: ShareState | None, record: Snapshot | Update | None) -> ShareSt
                 leader_epoch=max(record.leader_epoch, state.leader_epoch),
                 state_epoch=max(record.state_epoch, state.state_epoch),
             )
-        return ShareState(record)
+        return SharePartitionState(record)
     if state is None:
         # Its snapshot was cut off, because a later one (or the end) of the same share-partition is still to come.
         return None
@@ -100,10 +100,10 @@ def apply(state: ShareState | None, record: Snapshot | Update | None) -> ShareSt
         leader_epoch=max(so_far.leader_epoch, record.leader_epoch),
         batches=tuple(combine(so_far.batches, record.batches, start)),
     )
-    return ShareState(merged, state.updates + 1)
+    return SharePartitionState(merged, state.updates + 1)
 
 
-def plan_initialize(state: ShareState | None, state_epoch: int, start_offset: int, now_ms: int) -> Snapshot:
+def plan_initialize(state: SharePartitionState | None, state_epoch: int, start_offset: int, now_ms: int) -> Snapshot:
     """Begin a share-partition, or begin it anew at another offset."""
     if state is not None:
         _check_state_epoch(state, state_epoch)
@@ -119,7 +119,7 @@ def plan_initialize(state: ShareState | None, state_epoch: int, start_offset: in
     )
 
 
-def plan_read(state: ShareState | None, leader_epoch: int) -> Update | None:
+def plan_read(state: SharePartitionState | None, leader_epoch: int) -> Update | None:
     """What a read leads to: nothing, or the news that another leader has come."""
     if state is None:
         raise ApiError(ErrorCode.INVALID_REQUEST, "the share-partition was not initialized")
@@ -130,7 +130,9 @@ def plan_read(state: ShareState | None, leader_epoch: int) -> Update | None:
     return Update(so_far.snapshot_epoch, leader_epoch, so_far.start_offset, so_far.completed, ())
 
 
-def plan_write(state: ShareState | None, write: Write, updates_per_snapshot: int, now_ms: int) -> Snapshot | Update:
+def plan_write(
+    state: SharePartitionState | None, write: Write, updates_per_snapshot: int, now_ms: int
+) -> Snapshot | Update:
     """Keep a leader's news: as an update, or as a snapshot where there were enough of those."""
     if state is None:
         raise ApiError(ErrorCode.INVALID_REQUEST, "the share-partition was not initialized")
@@ -154,17 +156,17 @@ def plan_write(state: ShareState | None, write: Write, updates_per_snapshot: int
     )
 
 
-def plan_rewrite(state: ShareState, now_ms: int) -> Snapshot:
+def plan_rewrite(state: SharePartitionState, now_ms: int) -> Snapshot:
     """The same state as a new snapshot, so that the log before it can go."""
     return replace(state.snapshot, snapshot_epoch=state.snapshot.snapshot_epoch + 1, written_ms=now_ms)
 
 
-def _check_leader_epoch(state: ShareState, leader_epoch: int) -> None:
+def _check_leader_epoch(state: SharePartitionState, leader_epoch: int) -> None:
     if leader_epoch != NOT_SAID and leader_epoch < state.leader_epoch:
         raise ApiError(ErrorCode.FENCED_LEADER_EPOCH, f"leader epoch {state.leader_epoch} was seen")
 
 
-def _check_state_epoch(state: ShareState, state_epoch: int) -> None:
+def _check_state_epoch(state: SharePartitionState, state_epoch: int) -> None:
     if state_epoch != NOT_SAID and state_epoch < state.state_epoch:
         raise ApiError(ErrorCode.FENCED_STATE_EPOCH, f"state epoch {state.state_epoch} was seen")
 

@@ -5,21 +5,26 @@ answers only in the leader epoch under which it was loaded, because an answer fr
 can be fatal to a client (KAFKA-21181). A shard that fails while this broker leads, because its log could not be read or
 written, is replaced by a new one that loads again, after a pause; whoever asks meanwhile is told to wait.
 
-Owner of the shards, of their tasks and of the coordinator's chores; everything runs on the loop. Not here: what a shard
-keeps (`groups.shard`, `queues.shard`), how it writes (`state_writer`).
+`StateShard` is what all shards have in common: how they load, write and end. `ShardedCoordinator` is the owner of the
+shards, of their tasks and of the coordinator's chores; everything runs on the loop. Not here: what a shard keeps
+(`groups.shard`, `queues.shard`), the order of writes (`state_writer`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from enum import Enum
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from millrace.clock import Clock
-from millrace.errors import ApiError, ErrorCode
-from millrace.replication.state_topic import StateTopic
+from millrace.errors import ApiError, ErrorCode, ProtocolError, StorageError
+from millrace.replication.state_topic import Entry, StateRecord, StateTopic
+from millrace.replication.state_writer import StateWriter, nothing
 from millrace.tasks import Tasks, Work, cancel
+
+log = logging.getLogger(__name__)
 
 WRITE_ERRORS: Final = {
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: ErrorCode.COORDINATOR_NOT_AVAILABLE,
@@ -30,6 +35,7 @@ WRITE_ERRORS: Final = {
     ErrorCode.KAFKA_STORAGE_ERROR: ErrorCode.NOT_COORDINATOR,
 }
 """What a failed write to the log means to whoever asked the coordinator."""
+_TOO_LARGE: Final = frozenset({ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE})
 
 
 class ShardState(Enum):
@@ -40,23 +46,140 @@ class ShardState(Enum):
     CLOSED = "closed"
 
 
-class StateShard(Protocol):
-    """One led partition of the topic."""
+class StateShard:
+    """One led partition of the topic: its life, and how it writes. What it keeps is added by each coordinator.
 
-    index: int
-    leader_epoch: int
-    state: ShardState
-    loaded: asyncio.Event
-    """Set when the shard is active or closed."""
+    A change is appended at once and takes effect when it is durable, strictly in the order of the log. So what is in
+    memory is always what a replay would give, a reader never sees what could still be lost, and a client that hung up
+    does not stop its change.
+    """
+
+    def __init__(
+        self, index: int, leader_epoch: int, *, topic: StateTopic, clock: Clock, write_timeout_ms: int
+    ) -> None:
+        self.index = index
+        self.leader_epoch = leader_epoch
+        self.state = ShardState.LOADING
+        self.loaded = asyncio.Event()
+        """Set when the shard is active or closed."""
+        self._topic = topic
+        self._clock = clock
+        self._write_timeout_ms = write_timeout_ms
+        self._writer = StateWriter(topic, index)
+
+    # What a coordinator adds
+
+    def replay(self, key: bytes, value: bytes | None, record_offset: int) -> None:
+        """Apply one record of the log; ProtocolError where it cannot be read."""
+        raise NotImplementedError
+
+    def _records(self) -> AsyncIterator[StateRecord]:
+        """What is replayed: the latest record of every key, unless records build on each other."""
+        return self._topic.latest(self.index)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is kept here."""
+        raise NotImplementedError
+
+    def _begin(self) -> None:
+        """Everything was replayed, and the shard is active."""
+
+    def _end(self) -> None:
+        """The shard was closed: whoever waits for more than a write is answered here."""
+
+    async def _ended(self) -> None:
+        """Return when nothing of the shard runs any more; it is closed."""
+
+    # Life
 
     async def run(self) -> None:
         """Load the partition, then confirm writes until cancelled; raises what makes that impossible.
 
         However it ends, the shard is closed then, and nothing of it runs any more.
         """
+        try:
+            await self._load()
+            self.state = ShardState.ACTIVE
+            self._begin()
+            self.loaded.set()
+            log.log(logging.DEBUG if self.is_empty else logging.INFO, "loaded %r", self)
+            await self._writer.confirm()
+        finally:
+            self.close()
+            await self._ended()
 
     def close(self) -> None:
-        """Answer everybody who waits with NOT_COORDINATOR, and stop. Harmless when repeated."""
+        """Answer everybody who waits with NOT_COORDINATOR, and stop. Harmless when repeated.
+
+        The task is the coordinator's to cancel.
+        """
+        if self.state is ShardState.CLOSED:
+            return
+        self.state = ShardState.CLOSED
+        self.loaded.set()
+        self._end()
+        self._writer.close(ErrorCode.NOT_COORDINATOR)
+
+    async def _load(self) -> None:
+        async for record in self._records():
+            try:
+                self.replay(record.key, record.value, record.offset)
+            except ProtocolError as error:
+                # One record that cannot be read must not take everything that is kept in the partition with it.
+                log.warning("%s-%d: record %d is unreadable: %s", self._topic.name, self.index, record.offset, error)
+
+    # Writing
+
+    @property
+    def is_active(self) -> bool:
+        return self.state is ShardState.ACTIVE
+
+    def now_ms(self) -> int:
+        return self._clock.wall_ms()
+
+    def append(
+        self,
+        entries: Sequence[Entry],
+        apply: Callable[[int], None] = nothing,
+        *,
+        too_large: ErrorCode = ErrorCode.UNKNOWN_SERVER_ERROR,
+    ) -> asyncio.Future[None]:
+        """Append now; the future is done when `apply(base offset)` has put it into effect, or fails with the shard.
+
+        ApiError, in the words of a coordinator: nothing was appended.
+        """
+        try:
+            if self.state is not ShardState.ACTIVE:
+                raise ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            return self._writer.write(entries, apply, self._clock.wall_ms())
+        except ApiError as error:
+            code = too_large if error.code in _TOO_LARGE else WRITE_ERRORS.get(error.code, error.code)
+            raise ApiError(code, error.message) from error
+        except StorageError as error:
+            raise ApiError(ErrorCode.NOT_COORDINATOR, str(error)) from error
+
+    async def in_time(self, done: asyncio.Future[None]) -> None:
+        """Wait for what was appended; ApiError COORDINATOR_NOT_AVAILABLE where that takes too long.
+
+        Only the waiting has a timeout: a write that becomes durable later takes effect all the same.
+        """
+        timer = self._clock.call_later(self._write_timeout_ms / 1000, lambda: _give_up(done))
+        try:
+            await done
+        finally:
+            timer.cancel()
+
+    async def settled(self) -> None:
+        """Return when everything written so far is durable and in effect; ApiError where that takes too long."""
+        done = self._writer.settled()
+        if done is not None:
+            await self.in_time(done)
+
+
+def _give_up(done: asyncio.Future[None]) -> None:
+    if not done.done():
+        done.set_exception(ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "not durable in time"))
 
 
 S = TypeVar("S", bound=StateShard)

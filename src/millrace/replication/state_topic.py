@@ -31,6 +31,8 @@ _SLICE_BYTES: Final = 64 * 1024
 """How much is read and decoded before the loop may run something else: about ten milliseconds of work."""
 _SLICE_RECORDS: Final = 5000
 """The same for values of records whose keys are known."""
+_READ_PER_SLICE: Final = 1000
+"""The same for records that are understood and applied."""
 
 
 class StateRead(Protocol):
@@ -155,6 +157,13 @@ class StateTopic:
             if len(found) % _SLICE_RECORDS == 0:
                 await breathe()
         return found
+
+    async def latest(self, index: int) -> AsyncIterator[StateRecord]:
+        """`load`, one by one: whoever reads it lets the loop run now and then."""
+        for count, record in enumerate(await self.load(index), 1):
+            yield record
+            if count % _READ_PER_SLICE == 0:
+                await breathe()
 
     async def replay(self, index: int) -> AsyncIterator[StateRecord]:
         """Every record that has a key, in the order of the log, up to its end as it is when this begins, all committed.

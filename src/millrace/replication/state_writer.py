@@ -1,7 +1,8 @@
 """Writing to one led partition of an internal topic: appended at once, in effect when durable, in the order of the log.
 
 So what is in a coordinator's memory is always what a replay would give, and whoever hung up does not stop a change.
-Owner: a coordinator's shard, whose task runs `confirm`. Not here: what the records mean.
+Owner: a shard (`sharded.StateShard`), whose task runs `confirm`. Not here: what the records mean, and what a failed
+write means to a client.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class StateWriter:
         if not self._writes:
             return None
         last = self._writes[-1]
-        return self._queue(last.base_offset, last.last_offset, _nothing)
+        return self._queue(last.base_offset, last.last_offset, nothing)
 
     async def confirm(self) -> None:
         """Put writes into effect as they become durable, until closed. ApiError: the leadership is lost."""
@@ -85,8 +86,8 @@ class StateWriter:
         return done
 
 
-def _nothing(_: int) -> None:
-    pass
+def nothing(_base_offset: int) -> None:
+    """What a write does that counts already, or only says that it is durable."""
 
 
 def _look_at(done: asyncio.Future[None]) -> None:

@@ -50,7 +50,7 @@ class CleanerSettings:
             enabled=config.get_bool("log.cleaner.enable"),
             threads=config.get_int("log.cleaner.threads"),
             dedupe_buffer_bytes=config.get_int("log.cleaner.dedupe.buffer.size"),
-            load_factor=config.get_float("log.cleaner.dedupe.buffer.load.factor"),
+            load_factor=config.get_float("log.cleaner.io.buffer.load.factor"),
             io_buffer_bytes=config.get_int("log.cleaner.io.buffer.size"),
             max_bytes_per_s=config.get_float("log.cleaner.io.max.bytes.per.second"),
             backoff_ms=config.get_int("log.cleaner.backoff.ms"),

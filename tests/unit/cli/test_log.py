@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import struct
 import uuid
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from millrace.cli.root import run
 from millrace.model import TopicPartition, encode_uuid
 from millrace.records.batch import read_header
 from millrace.records.compression import Codec
+from millrace.records.control import EndMarker, MarkerType, encode_end_marker
 from millrace.records.decode import Header, Record
 from millrace.records.encode import encode_batch
 from millrace.storage import checkpoint
@@ -220,3 +222,62 @@ def test_a_directory_stands_for_its_files(segment: Path, capsys: pytest.CaptureF
     assert "notes.txt" in captured.err
     assert run(["log", "dump", str(home / "notes.txt")]) == 2
     assert run(["log", "dump", str(home / "nothing")]) == 1
+
+
+def test_markers_of_transactions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "00000000000000000000.log"
+    path.write_bytes(
+        b"".join(
+            encode_end_marker(EndMarker(kind, 5), producer_id=9, producer_epoch=2, timestamp_ms=FIRST_MS)
+            for kind in (MarkerType.COMMIT, MarkerType.ABORT)
+        )
+    )
+    markers = [one for one in dumped(capsys, path, "--records") if one["is"] == "marker"]
+    shared = {"is": "marker", "offset": 0, "producer_id": 9, "producer_epoch": 2, "coordinator_epoch": 5}
+    assert markers == [{**shared, "type": "COMMIT"}, {**shared, "type": "ABORT"}]
+
+
+def test_a_control_batch_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "00000000000000000000.log"
+    path.write_bytes(encode_batch([Record(0, FIRST_MS, b"\x00", None)], control=True, transactional=True))
+    assert run(["log", "dump", str(path), "--records"]) == 1
+    assert "in the batch at offset 0: a control record has no readable key" in capsys.readouterr().err
+
+
+def test_a_transaction_index(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "00000000000000000000.txnindex"
+    entry = struct.pack(">hqqqq", 0, 9, 3, 5, 6)
+    path.write_bytes(entry)
+    expected = {"is": "aborted", "producer_id": 9, "first_offset": 3, "last_offset": 5, "last_stable_offset": 6}
+    assert dumped(capsys, path) == [expected]
+    path.write_bytes(entry + entry[:-1])
+    assert run(["log", "dump", str(path)]) == 1
+    captured = capsys.readouterr()
+    assert len(captured.out.splitlines()) == 1
+    assert "at byte 34: not an aborted transaction, or one that is cut" in captured.err
+
+
+def test_records_of_transaction_state(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    key = struct.pack(">hh", 0, 2) + b"id"
+    # What Kafka 4.3 writes: version 0 without and version 1 with tagged fields.
+    old = struct.pack(">hqhib", 0, 9, 2, 60_000, 1) + struct.pack(">ih", 1, 1) + b"t" + struct.pack(">iii", 2, 0, 3)
+    old += struct.pack(">qq", FIRST_MS + 1, FIRST_MS)
+    new = struct.pack(">hqhib", 1, 9, 3, 60_000, 5) + b"\x00" + struct.pack(">qq", FIRST_MS, -1)
+    new += b"\x02\x00\x08" + struct.pack(">q", 9) + b"\x02\x02" + struct.pack(">h", 2)
+    values = [old, new, None, struct.pack(">h", 7)]
+    folder = tmp_path / "__transaction_state-17"
+    folder.mkdir()
+    path = folder / "00000000000000000000.log"
+    path.write_bytes(encode_batch([Record(at, FIRST_MS, key, value) for at, value in enumerate(values)]))
+    first, second, third, fourth = (one for one in dumped(capsys, path, "--records") if one["is"] == "record")
+    assert (first["transactional_id"], first["state"], first["partitions"]) == ("id", "Ongoing", ["t-0", "t-3"])
+    assert (first["producer_id"], first["producer_epoch"], first["timeout_ms"]) == (9, 2, 60_000)
+    assert (first["started"], first["updated"]) == ("2023-11-14T22:13:20.000Z", "2023-11-14T22:13:20.001Z")
+    assert (second["state"], second["started"], second["partitions"]) == ("CompleteAbort", None, [])
+    assert (second["previous_producer_id"], second["transaction_version"]) == (9, 2)
+    assert (third["transactional_id"], third["state"]) == ("id", None)
+    assert (fourth["transactional_id"], fourth["version"]) == ("id", 7)
+
+    path.write_bytes(encode_batch([Record(0, FIRST_MS, key, b"\x00\x01\x02")]))
+    assert run(["log", "dump", str(path), "--records"]) == 1
+    assert "at offset 0: " in capsys.readouterr().err

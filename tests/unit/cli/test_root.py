@@ -19,6 +19,10 @@ SUBCOMMANDS = [
     *(["topics", verb] for verb in ("create", "list", "describe", "alter", "delete")),
     *(["groups", verb] for verb in ("list", "describe", "reset", "export", "import", "delete-offsets", "delete")),
     *(["queues", verb] for verb in ("list", "describe", "reset", "alter", "delete")),
+    *(
+        ["transactions", verb]
+        for verb in ("list", "describe", "describe-producers", "find-hanging", "abort", "terminate")
+    ),
     *(["configs", verb] for verb in ("get", "set", "unset")),
     *(["pipeline", verb] for verb in ("list", "show", "copy", "run")),
     *(["cluster", verb] for verb in ("describe", "health", "elect", "reassign", "remove")),
@@ -42,7 +46,7 @@ def test_every_command_has_help(words: list[str], capsys: pytest.CaptureFixture[
     assert run([*words, "--help"]) == 0
     out = capsys.readouterr().out
     assert f"Usage: millrace {' '.join(words)}" in out
-    groups = ("topics", "groups", "queues", "configs", "log", "pipeline", "cluster", "profile", "records", "perf")
+    groups = {noun for noun, *verb in SUBCOMMANDS if verb}
     if len(words) > 1 or words[0] not in groups:
         assert "Example" in out
 

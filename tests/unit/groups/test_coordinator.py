@@ -11,12 +11,12 @@ import pytest
 
 from millrace.clock import ManualClock
 from millrace.errors import ApiError, ErrorCode, StorageError
-from millrace.groups import records
+from millrace.groups.classic.effects import JoinResult, LeaveRequest, SyncRequest
+from millrace.groups.classic.group import GroupState
+from millrace.groups.classic.records import group_key
 from millrace.groups.coordinator import GroupCoordinator
-from millrace.groups.effects import JoinResult, LeaveRequest, SyncRequest
-from millrace.groups.group import GroupState
+from millrace.groups.offsets.committed import OffsetToCommit
 from millrace.groups.settings import GroupSettings
-from millrace.groups.shard import OffsetToCommit
 from millrace.replication.state_topic import breathe
 from support.groups import join_request
 from support.state_topic import FakeLog, FakeRead, FakeTopic
@@ -315,7 +315,7 @@ async def test_groups_and_offsets_survive_a_restart(bench: Bench) -> None:
 async def test_foreign_and_damaged_records_do_not_stop_a_load(bench: Bench) -> None:
     await bench.commit(1)
     bench.fake.topic.append(0, [(b"\x00\x03\x00\x01g", b"\x00\x00"), (b"\x00\x01", b"x"), (b"", b"")], 0)
-    bench.fake.topic.append(0, [(records.group_key("broken"), b"\x00\x09")], 0)
+    bench.fake.topic.append(0, [(group_key("broken"), b"\x00\x09")], 0)
     await bench.commit(2)
     await bench.restart()
     assert await bench.committed() == 2
@@ -622,12 +622,12 @@ async def test_nothing_is_left_behind(bench: Bench) -> None:
         bench.groups.leave("g", [LeaveRequest(member_id)])
     await bench.advance(4_000)
     (shard,) = bench.groups._shards.values()
-    assert not shard.groups
-    assert not shard._parked_joins
-    assert not shard._parked_syncs
+    assert not shard.classic.groups
+    assert not shard.classic._parked_joins
+    assert not shard.classic._parked_syncs
     assert len(shard._timers) == 0
-    assert not shard._writes
-    assert not shard._uncommitted
+    assert not shard._writer._writes
+    assert not shard.offsets._under_way
     assert "0 groups" in repr(bench.groups)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from millrace.errors import ApiError, ErrorCode
-from millrace.groups.shard import OffsetToCommit
+from millrace.groups.offsets.committed import OffsetToCommit
 from millrace.model import CONSUMER_OFFSETS_TOPIC
 from millrace.replication.partition import Partition
 from support.one_loop import Brokers, until

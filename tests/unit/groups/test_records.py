@@ -9,17 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millrace.errors import ProtocolError
-from millrace.groups import records
-from millrace.groups.effects import StoredGroup, StoredMember
-from millrace.groups.offsets import CommittedOffset
-from millrace.groups.records import GroupRecord, OffsetRecord
+from millrace.groups.classic.effects import StoredGroup, StoredMember
+from millrace.groups.classic.records import GroupMetadataValue, GroupRecord, group_key, group_value
+from millrace.groups.offsets.committed import CommittedOffset
+from millrace.groups.offsets.records import OffsetRecord, offset_key, offset_value
+from millrace.groups.records import read_record
 from millrace.wire.codec import encode
 
 TOPIC_ID = uuid.UUID(int=0x0102030405060708090A0B0C0D0E0F10)
 
 
 def test_the_key_of_an_offset() -> None:
-    assert records.offset_key("g", "orders", 3) == bytes.fromhex(
+    assert offset_key("g", "orders", 3) == bytes.fromhex(
         "0001"  # an offset commit
         "0001 67"  # g
         "0006 6f7264657273"  # orders
@@ -29,7 +30,7 @@ def test_the_key_of_an_offset() -> None:
 
 def test_the_value_of_an_offset_is_version_4_with_the_topic_id_as_a_tag() -> None:
     committed = CommittedOffset(42, 7, "m", commit_timestamp_ms=1_700_000_000_000, topic_id=TOPIC_ID)
-    assert records.offset_value(committed) == bytes.fromhex(
+    assert offset_value(committed) == bytes.fromhex(
         "0004"
         "000000000000002a"  # offset
         "00000007"  # leader epoch
@@ -41,20 +42,18 @@ def test_the_value_of_an_offset_is_version_4_with_the_topic_id_as_a_tag() -> Non
 
 
 def test_an_unknown_topic_id_is_left_out() -> None:
-    assert records.offset_value(CommittedOffset(1, commit_timestamp_ms=0)) == bytes.fromhex(
+    assert offset_value(CommittedOffset(1, commit_timestamp_ms=0)) == bytes.fromhex(
         "0004 0000000000000001 ffffffff 01 0000000000000000 00"
     )
 
 
 def test_an_offset_with_its_own_expiry_is_version_1() -> None:
     committed = CommittedOffset(5, leader_epoch=7, metadata="", commit_timestamp_ms=16, expire_timestamp_ms=255)
-    assert records.offset_value(committed) == bytes.fromhex(
-        "0001 0000000000000005 0000 0000000000000010 00000000000000ff"
-    )
+    assert offset_value(committed) == bytes.fromhex("0001 0000000000000005 0000 0000000000000010 00000000000000ff")
 
 
 def test_the_key_of_a_group() -> None:
-    assert records.group_key("crew") == bytes.fromhex("0002 0004 63726577")
+    assert group_key("crew") == bytes.fromhex("0002 0004 63726577")
 
 
 def test_the_value_of_a_group_is_version_4() -> None:
@@ -77,7 +76,7 @@ def test_the_value_of_a_group_is_version_4() -> None:
             ),
         ),
     )
-    assert records.group_value(group) == bytes.fromhex(
+    assert group_value(group) == bytes.fromhex(
         "0004"
         "09 636f6e73756d6572"  # consumer
         "00000003"  # generation
@@ -99,7 +98,7 @@ def test_the_value_of_a_group_is_version_4() -> None:
 
 
 def test_an_empty_group() -> None:
-    assert records.group_value(StoredGroup("", 0, None, None, 1)) == bytes.fromhex(
+    assert group_value(StoredGroup("", 0, None, None, 1)) == bytes.fromhex(
         "0004 01 00000000 00 00 0000000000000001 01 00"
     )
 
@@ -116,20 +115,18 @@ def test_an_empty_group() -> None:
 @pytest.mark.parametrize("kind", ["0000", "0001"])
 def test_older_offset_values_are_read(kind: str, value: str, expected: CommittedOffset) -> None:
     key = bytes.fromhex(kind + "0001 67 0001 74 00000002")
-    record = records.read_record(key, bytes.fromhex(value), -1)
+    record = read_record(key, bytes.fromhex(value), -1)
     assert record == OffsetRecord("g", "t", 2, expected)
 
 
 def test_older_group_values_are_read() -> None:
-    member = records.GroupMetadataValue.MemberMetadata(
+    member = GroupMetadataValue.MemberMetadata(
         member_id="m", client_id="c", client_host="h", session_timeout=10, subscription=b"s", assignment=b"a"
     )
-    value = records.GroupMetadataValue(
-        protocol_type="consumer", generation=1, protocol="range", leader="m", members=[member]
-    )
+    value = GroupMetadataValue(protocol_type="consumer", generation=1, protocol="range", leader="m", members=[member])
     for version in range(4):
         raw = version.to_bytes(2, "big") + encode(value, version)
-        record = records.read_record(records.group_key("g"), raw, 0)
+        record = read_record(group_key("g"), raw, 0)
         assert isinstance(record, GroupRecord)
         assert record.value is not None
         assert record.value.state_timestamp_ms == -1
@@ -138,14 +135,14 @@ def test_older_group_values_are_read() -> None:
 
 
 def test_a_tombstone_has_no_value() -> None:
-    assert records.read_record(records.offset_key("g", "t", 0), None, 9) == OffsetRecord("g", "t", 0, None)
-    assert records.read_record(records.group_key("g"), None, 9) == GroupRecord("g", None)
+    assert read_record(offset_key("g", "t", 0), None, 9) == OffsetRecord("g", "t", 0, None)
+    assert read_record(group_key("g"), None, 9) == GroupRecord("g", None)
 
 
 @pytest.mark.parametrize("kind", [9, 17, 18, 19, 999, -1])
 def test_records_of_other_protocols_are_passed_over(kind: int) -> None:
     key = kind.to_bytes(2, "big", signed=True) + b"\x00\x01gwhatever"
-    assert records.read_record(key, b"\x00\x00anything", 0) is None
+    assert read_record(key, b"\x00\x00anything", 0) is None
 
 
 @pytest.mark.parametrize(
@@ -162,7 +159,7 @@ def test_records_of_other_protocols_are_passed_over(kind: int) -> None:
 )
 def test_damage_is_a_protocol_error(key: bytes, value: bytes | None) -> None:
     with pytest.raises(ProtocolError):
-        records.read_record(key, value, 0)
+        read_record(key, value, 0)
 
 
 _TEXT = st.text(max_size=20)
@@ -179,8 +176,8 @@ _INT64 = st.integers(-(2**63), 2**63 - 1)
     ),
 )  # fmt: skip
 def test_offsets_come_back_as_they_were(group: str, topic: str, partition: int, committed: CommittedOffset) -> None:
-    key, value = records.offset_key(group, topic, partition), records.offset_value(committed)
-    assert records.read_record(key, value, committed.record_offset) == OffsetRecord(group, topic, partition, committed)
+    key, value = offset_key(group, topic, partition), offset_value(committed)
+    assert read_record(key, value, committed.record_offset) == OffsetRecord(group, topic, partition, committed)
 
 
 @settings(max_examples=200, deadline=None)
@@ -201,8 +198,8 @@ def test_offsets_come_back_as_they_were(group: str, topic: str, partition: int, 
     ),
 )  # fmt: skip
 def test_groups_come_back_as_they_were(group_id: str, group: StoredGroup) -> None:
-    key, value = records.group_key(group_id), records.group_value(group)
-    assert records.read_record(key, value, 0) == GroupRecord(group_id, group)
+    key, value = group_key(group_id), group_value(group)
+    assert read_record(key, value, 0) == GroupRecord(group_id, group)
 
 
 @settings(max_examples=300, deadline=None)
@@ -215,6 +212,6 @@ def test_any_bytes_are_read_or_refused(kind: bytes, rest: bytes, value: bytes | 
     """Behind a kind and a version that are known, or nearly: what looks at the rest must be reached."""
     key = kind + rest
     try:
-        records.read_record(key, value, 0)
+        read_record(key, value, 0)
     except ProtocolError:
         pass

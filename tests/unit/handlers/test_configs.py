@@ -93,11 +93,19 @@ async def test_describe_what_is_asked_for() -> None:
 async def test_describe_brokers() -> None:
     async with handling({"ssl.key.password": "hunter2", "num.partitions": "7"}) as on:
         configs = await described(on, BROKER, "1")
-        assert set(configs) == set(BROKER_SETTINGS)
+        assert set(configs) == {name for name, setting in BROKER_SETTINGS.items() if not setting.hidden}
         assert configs["ssl.key.password"].value is None and configs["ssl.key.password"].is_sensitive
         assert configs["num.partitions"].value == "7"
         assert configs["num.partitions"].config_source == ConfigSource.STATIC_BROKER_CONFIG
+        advertised = configs["advertised.listeners"]
+        assert advertised.value and advertised.value.startswith("PLAINTEXT://")
+        assert advertised.config_source == ConfigSource.STATIC_BROKER_CONFIG, "derived from listeners, and no default"
         assert await described(on, BROKER, "") == {}
+        relogin = "sasl.kerberos.min.time.before.relogin"
+        assert await altered(on, BROKER, "1", (relogin, AlterOp.SET, "58000")) == 0
+        assert (await described(on, BROKER, "1"))[relogin].value == "58000"
+        assert await altered(on, BROKER, "1", (relogin, AlterOp.DELETE, None)) == 0
+        assert await altered(on, BROKER, "1", ("process.roles", AlterOp.SET, "broker")) == ErrorCode.INVALID_REQUEST
         assert await altered(on, BROKER, "", ("log.retention.ms", AlterOp.SET, "5")) == 0
         assert await altered(on, BROKER, "1", ("log.retention.ms", AlterOp.SET, "6")) == 0
         defaults = await described(on, BROKER, "")

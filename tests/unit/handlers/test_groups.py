@@ -153,7 +153,7 @@ async def test_join(version: int) -> None:
 async def test_version_0_rebalances_within_the_session_timeout() -> None:
     async with group_handling() as on:
         await joined(on, 0)
-        (group,) = (group for shard in on.groups._shards.values() for group in shard.groups.values())
+        (group,) = (group for shard in on.groups._shards.values() for group in shard.classic.groups.values())
         assert group.rebalance_timeout_ms == 10_000
 
 

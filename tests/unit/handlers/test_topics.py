@@ -56,6 +56,7 @@ async def test_create(version: int) -> None:
             assert not settings["segment.bytes"].read_only
         again = await on.call(create_topics, CreateTopicsRequest(topics=request.topics[:1]), version)
         assert again.topics[0].error_code == ErrorCode.TOPIC_ALREADY_EXISTS
+        assert "already exists" in (again.topics[0].error_message or ""), "clients look for these words"
 
 
 async def test_validation_creates_nothing() -> None:

@@ -15,7 +15,7 @@ from millrace.queues.batches import RecordState, StateBatch
 from millrace.queues.coordinator import ShareCoordinator
 from millrace.queues.records import ShareKey
 from millrace.queues.settings import CoordinatorSettings
-from millrace.queues.state import ShareState, Write
+from millrace.queues.state import SharePartitionState, Write
 from millrace.replication.state_topic import breathe
 from support.state_topic import FakeTopic
 
@@ -67,8 +67,8 @@ class Bench:
         self.clock.advance(seconds)
         await settle()
 
-    def states(self) -> dict[ShareKey, ShareState]:
-        found: dict[ShareKey, ShareState] = {}
+    def states(self) -> dict[ShareKey, SharePartitionState]:
+        found: dict[ShareKey, SharePartitionState] = {}
         for shard in self.coordinator._shards.values():
             found.update(shard.states)
         return found

@@ -11,7 +11,7 @@ from millrace.errors import ApiError, ErrorCode
 from millrace.queues.batches import RecordState, StateBatch
 from millrace.queues.records import ShareKey, Snapshot, Update
 from millrace.queues.state import (
-    ShareState,
+    SharePartitionState,
     Write,
     apply,
     partition_for,
@@ -41,7 +41,7 @@ def test_a_share_partition_begins() -> None:
 
 
 def test_it_begins_anew_only_in_the_same_or_a_later_state_epoch() -> None:
-    state = ShareState(replace(BEGUN, batches=(batch(11, 12),)))
+    state = SharePartitionState(replace(BEGUN, batches=(batch(11, 12),)))
     again = plan_initialize(state, 4, 2, 7)
     assert again == Snapshot(1, 4, 5, 2, 0, 7, 7, ())
     after = apply(state, again)
@@ -60,7 +60,7 @@ def test_what_was_not_begun_is_neither_read_nor_written() -> None:
 
 
 def test_reading_fences_earlier_leaders() -> None:
-    state: ShareState | None = ShareState(BEGUN)
+    state: SharePartitionState | None = SharePartitionState(BEGUN)
     assert plan_read(state, 5) is None
     assert plan_read(state, -1) is None
     update = plan_read(state, 6)
@@ -78,7 +78,7 @@ def test_reading_fences_earlier_leaders() -> None:
 
 
 def test_every_so_many_updates_there_is_a_snapshot() -> None:
-    state: ShareState | None = ShareState(BEGUN)
+    state: SharePartitionState | None = SharePartitionState(BEGUN)
     kinds = []
     for number in range(7):
         record = plan_write(state, news(start=10 + number, batches=(batch(20 + number, 20 + number),)), 2, number)
@@ -90,7 +90,7 @@ def test_every_so_many_updates_there_is_a_snapshot() -> None:
 
 
 def test_a_late_write_does_not_take_the_start_back() -> None:
-    state = apply(ShareState(BEGUN), plan_write(ShareState(BEGUN), news(start=30), 500, 0))
+    state = apply(SharePartitionState(BEGUN), plan_write(SharePartitionState(BEGUN), news(start=30), 500, 0))
     for per_snapshot in (500, 0):
         after = apply(state, plan_write(state, news(start=20, batches=(batch(25, 32),)), per_snapshot, 0))
         assert after is not None
@@ -99,20 +99,22 @@ def test_a_late_write_does_not_take_the_start_back() -> None:
 
 def test_a_state_batch_must_have_an_order() -> None:
     with pytest.raises(ApiError) as refused:
-        plan_write(ShareState(BEGUN), news(batches=(batch(5, 4),)), 500, 0)
+        plan_write(SharePartitionState(BEGUN), news(batches=(batch(5, 4),)), 500, 0)
     assert refused.value.code is ErrorCode.INVALID_REQUEST
 
 
 def test_an_update_whose_snapshot_was_cut_off_means_nothing() -> None:
     assert apply(None, Update(0, 1, 5, 0, ())) is None
-    assert apply(ShareState(BEGUN), None) is None
+    assert apply(SharePartitionState(BEGUN), None) is None
 
 
 def test_a_rewrite_changes_nothing_but_its_number_and_time() -> None:
-    state = apply(ShareState(BEGUN), plan_write(ShareState(BEGUN), news(batches=(batch(11, 12),)), 500, 0))
+    state = apply(
+        SharePartitionState(BEGUN), plan_write(SharePartitionState(BEGUN), news(batches=(batch(11, 12),)), 500, 0)
+    )
     assert state is not None
     after = apply(state, plan_rewrite(state, 900))
-    assert after == ShareState(replace(state.snapshot, snapshot_epoch=1, written_ms=900))
+    assert after == SharePartitionState(replace(state.snapshot, snapshot_epoch=1, written_ms=900))
 
 
 def test_the_partition_of_a_key_is_by_the_absolute_value_of_its_hash() -> None:

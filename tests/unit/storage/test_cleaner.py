@@ -366,7 +366,7 @@ def test_settings_come_from_the_brokers() -> None:
             "log.cleaner.enable": "false",
             "log.cleaner.threads": "3",
             "log.cleaner.dedupe.buffer.size": "600000",
-            "log.cleaner.dedupe.buffer.load.factor": "0.5",
+            "log.cleaner.io.buffer.load.factor": "0.5",
             "log.cleaner.io.buffer.size": "7",
             "log.cleaner.io.max.bytes.per.second": "1000.5",
             "log.cleaner.backoff.ms": "9",

@@ -1,0 +1,98 @@
+"""The records of `__transaction_state`, as `millrace log dump --records` shows them.
+
+As they were written, not as a coordinator understands them: a dump is for looking at what is strange.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Final
+
+from millrace.cli.times import iso_utc
+from millrace.errors import ProtocolError
+from millrace.wire.codec import decode
+from millrace.wire.schema import Data, Struct, array, int8, int16, int32, int64, string
+
+_PREFIX: Final = struct.Struct(">h")
+STATES: Final = (
+    "Empty",
+    "Ongoing",
+    "PrepareCommit",
+    "PrepareAbort",
+    "CompleteCommit",
+    "CompleteAbort",
+    "Dead",
+    "PrepareEpochFence",
+)
+"""What a transaction can be in, by its number in a record."""
+
+
+class TransactionLogKey(Data, versions="0"):
+    """Names a transactional id."""
+
+    transactional_id: str = string()
+
+
+class TransactionLogValue(Data, versions="0-1", flexible="1+"):
+    """The state of a transactional id."""
+
+    class PartitionsSchema(Struct):
+        topic: str = string()
+        partition_ids: list[int] = array(int32)
+
+    producer_id: int = int64()
+    previous_producer_id: int = int64("1+", tag=0, default=-1)
+    next_producer_id: int = int64("1+", tag=1, default=-1)
+    producer_epoch: int = int16()
+    next_producer_epoch: int = int16("1+", tag=3, default=-1)
+    transaction_timeout_ms: int = int32()
+    transaction_status: int = int8()
+    transaction_partitions: list[PartitionsSchema] | None = array(PartitionsSchema, nullable=True)
+    transaction_last_update_timestamp_ms: int = int64()
+    transaction_start_timestamp_ms: int = int64()
+    client_transaction_version: int = int16("1+", tag=2, default=0)
+
+
+def describe_transaction_state(key: bytes | None, value: bytes | None) -> dict[str, Any]:
+    """What a record says: the transactional id and its state, or that it is forgotten; ProtocolError where it is none.
+
+    A kind of record or a version that is not known is shown by its number: the next Kafka may write it.
+    """
+    if key is None or len(key) < _PREFIX.size:
+        raise ProtocolError("a record of __transaction_state has no key that says what it is")
+    (kind,) = _PREFIX.unpack_from(key)
+    if kind != 0:
+        return {"kind": kind}
+    name, _ = decode(TransactionLogKey, 0, key, _PREFIX.size)
+    if value is None:
+        return {"transactional_id": name.transactional_id, "state": None}
+    if len(value) < _PREFIX.size:
+        raise ProtocolError("a record of __transaction_state has no version in its value")
+    (version,) = _PREFIX.unpack_from(value)
+    if not TransactionLogValue.min_version <= version <= TransactionLogValue.max_version:
+        return {"transactional_id": name.transactional_id, "version": version}
+    state, _ = decode(TransactionLogValue, version, value, _PREFIX.size)
+    return {"transactional_id": name.transactional_id, **_fields(state)}
+
+
+def _fields(value: TransactionLogValue) -> dict[str, Any]:
+    status = value.transaction_status
+    return {
+        "state": STATES[status] if 0 <= status < len(STATES) else status,
+        "producer_id": value.producer_id,
+        "producer_epoch": value.producer_epoch,
+        "previous_producer_id": value.previous_producer_id,
+        "next_producer_id": value.next_producer_id,
+        "next_producer_epoch": value.next_producer_epoch,
+        "timeout_ms": value.transaction_timeout_ms,
+        "partitions": [
+            f"{each.topic}-{index}" for each in value.transaction_partitions or () for index in each.partition_ids
+        ],
+        "started": _time(value.transaction_start_timestamp_ms),
+        "updated": _time(value.transaction_last_update_timestamp_ms),
+        "transaction_version": value.client_transaction_version,
+    }
+
+
+def _time(timestamp_ms: int) -> str | None:
+    return None if timestamp_ms < 0 else iso_utc(timestamp_ms)

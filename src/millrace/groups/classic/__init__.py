@@ -1,0 +1,1 @@
+"""The classic protocol, in which a member leads the group and assigns: JoinGroup, SyncGroup, Heartbeat, LeaveGroup."""
