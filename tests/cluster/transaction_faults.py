@@ -40,6 +40,8 @@ _OVER_S: Final = TRANSACTION_TIMEOUT_MS / 1000 + 2
 """After this whatever was open is aborted by the coordinator, and its producer fenced."""
 _A_LITTLE: Final = 100
 _LATE: Final = 6
+_OTHERS: Final = 100
+"""How far the slots of programs are from those of their predecessors that they do not replace."""
 
 
 # --- brokers ----------------------------------------------------------------------------------------------------------
@@ -72,16 +74,23 @@ def kill_leader_and_coordinator(stage: TransactionStage) -> None:
 
 
 def kill_coordinator_before_its_markers_arrive(stage: TransactionStage) -> None:
-    """It decides, and cannot tell the partitions of other brokers; whoever comes after it must."""
+    """It decides, and cannot tell the partitions of other brokers; whoever comes after it must.
+
+    The programs are gone, too, and others come in their place: their next transactions would end what was left open.
+    """
+    members, wires = stage.members, stage.cluster.wires()
     for _ in range(stage.scale.bounces):
         coordinator = stage.transaction_coordinator()
-        stage.mark(f"coordinator {coordinator} reaches nobody, then kill -9")
+        stage.mark(f"coordinator {coordinator} reaches nobody, then kill -9 of it and of all members")
         for broker_id in stage.cluster.brokers:
             if broker_id != coordinator:
-                stage.cluster.wires().refuse(broker_node(coordinator), broker_node(broker_id))
+                wires.refuse(broker_node(coordinator), broker_node(broker_id))
         time.sleep(stage.scale.session_s / 3)
+        gone = [members.kill_member(number) for number in members.running]
         stage.cluster.kill(coordinator)
-        stage.cluster.wires().heal()
+        wires.heal()
+        for slot in gone:
+            members.start_member(slot + _OTHERS)
         stage.goes_on(_A_LITTLE)
         stage.cluster.start_brokers([coordinator])
         stage.cluster.wait_whole(stage.topic, _HEALS_WITHIN_S)
