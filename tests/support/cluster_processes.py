@@ -65,7 +65,7 @@ class Layout:
     log_dirs: int = 1
     """How many disks a broker has."""
     client_links: bool = False
-    """In a proxied layout: clients, too, come over links, on which requests can be kept back."""
+    """In a proxied layout: clients, too, come over links, and requests of clients and brokers can be kept back."""
     settings: tuple[tuple[str, str], ...] = ()
 
 
@@ -490,7 +490,9 @@ class ClusterProcesses:
         if self.network is None:
             return {}
         return {
-            broker_host(other): self.network.link(broker_node(broker_id), broker_node(other), broker.replication_port)
+            broker_host(other): self.network.link(
+                broker_node(broker_id), broker_node(other), broker.replication_port, framed=self.layout.client_links
+            )
             for other, broker in self.brokers.items()
             if other != broker_id
         }
