@@ -15,7 +15,7 @@ import signal
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Final
@@ -81,9 +81,11 @@ FULL_COPY: Final = TransactionScale(
     acked=150_000, bounces=5, rate=2_500, session_timeout_ms=6000, outage_s=30, producers=1, members=2
 )
 SHORT_MIX: Final = TransactionScale(acked=1_000, bounces=1, rate=0, session_timeout_ms=3000, outage_s=5, producers=0)
+SHORT_LATE: Final = replace(SHORT_MIX, acked=300)
 FULL_MIX: Final = TransactionScale(
     acked=20_000, bounces=5, rate=0, session_timeout_ms=6000, outage_s=30, producers=0, members=5
 )
+FULL_LATE: Final = replace(FULL_MIX, acked=5_000)
 SHORT_BANK: Final = TransactionScale(acked=400, bounces=1, rate=0, session_timeout_ms=3000, outage_s=5, producers=0)
 FULL_BANK: Final = TransactionScale(
     acked=20_000, bounces=5, rate=0, session_timeout_ms=6000, outage_s=30, producers=0, members=5
