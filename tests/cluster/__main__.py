@@ -13,6 +13,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from rich.console import Console
 from rich.table import Table
@@ -27,9 +28,21 @@ from cluster.queue_faults import QUEUE_ROWS
 from cluster.rounds import Clusters, Result, Scale
 from cluster.setting_faults import SETTING_ROWS
 from cluster.topic_faults import TOPIC_ROWS
+from cluster.transaction_faults import TRANSACTION_ROWS
 from support.cluster_processes import ClusterProcesses
 
 _KEPT_LOG_LINES = 200
+TABLE: Final = (
+    *ROWS,
+    *LINK_ROWS,
+    *DISK_ROWS,
+    *MACHINE_ROWS,
+    *SETTING_ROWS,
+    *TOPIC_ROWS,
+    *GROUP_ROWS,
+    *QUEUE_ROWS,
+    *TRANSACTION_ROWS,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +130,7 @@ def main() -> int:
         return failover.measure(console)
     session = Session(console, options.only, options.seed, options.keep)
     rows = []
-    for row in (*ROWS, *LINK_ROWS, *DISK_ROWS, *MACHINE_ROWS, *SETTING_ROWS, *TOPIC_ROWS, *GROUP_ROWS, *QUEUE_ROWS):
+    for row in TABLE:
         scale = row.short if options.short else dataclasses.replace(row.full, acked=row.acked)
         results = run_row(row, scale, options.rounds or row.rounds, session)
         rows.append((row, results))

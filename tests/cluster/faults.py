@@ -335,6 +335,8 @@ class Variant:
     planted: str = "nothing"
     """Where the faults happen that the harness cannot do from outside (`planted`)."""
     log_dirs: int = 1
+    client_links: bool = False
+    """Whether requests of clients can be kept back."""
     short: bool = True
     """Whether it is among the short rounds of `make test-cluster`, too."""
 
@@ -348,6 +350,7 @@ class Variant:
             settings=((lag,) if self.proxied else ()) + self.settings,
             planted=self.planted,
             log_dirs=self.log_dirs,
+            client_links=self.client_links,
         )
 
 

@@ -378,6 +378,78 @@ def accepted_before_kept() -> None:
     Persister.write = write_later  # type: ignore[method-assign]
 
 
+# --- transactions -----------------------------------------------------------------------------------------------------
+
+
+@bug("forgotten-markers")
+def forgotten_markers() -> None:
+    """A new coordinator takes what its predecessor decided for done, whatever the partitions know."""
+    from millrace.transactions.shard import TransactionShard
+    from millrace.transactions.state import complete
+
+    load = TransactionShard._load
+
+    async def load_and_forget(self: TransactionShard) -> None:
+        await load(self)
+        for transactional_id, found in self.transactions.items():
+            if found.state.is_prepared:
+                self.transactions[transactional_id] = complete(found, found.updated_ms)
+
+    TransactionShard._load = load_and_forget  # type: ignore[method-assign]
+
+
+@bug("epoch-not-bumped")
+def epoch_not_bumped() -> None:
+    """A producer keeps its epoch when its transaction ends, or is aborted by the coordinator."""
+    from dataclasses import replace
+
+    from millrace.transactions import state
+
+    plan = state._plan_bumping_end
+
+    def plan_without_a_bump(current: state.Transaction, **more: Any) -> state.Decision:
+        after = plan(current, **more).after
+        assert after is not None
+        after = replace(after, producer_epoch=current.producer_epoch)
+        return state.Decision(after, after.next_producer)
+
+    state._plan_bumping_end = plan_without_a_bump
+
+
+@bug("no-verification")
+def no_verification() -> None:
+    """A leader believes that a transaction is under way when a producer before KIP-890 says so."""
+    from millrace.handlers.transactional import VERIFICATION_SETTING
+
+    from millrace.config import BrokerConfig
+
+    get_bool = BrokerConfig.get_bool
+    BrokerConfig.get_bool = lambda self, name: name != VERIFICATION_SETTING and get_bool(self, name)  # type: ignore[method-assign]
+
+
+@bug("forgotten-aborts")
+def forgotten_aborts() -> None:
+    """Recovery makes the index of aborted transactions anew, and leaves it empty."""
+    from millrace.storage import recovery
+
+    replay = recovery.replay
+
+    def replay_without_index(state: Any, segments: Any, from_offset: int, now_ms: int, **_: Any) -> None:
+        replay(state, segments, from_offset, now_ms, rebuild_from=None)
+
+    recovery.replay = replay_without_index
+
+
+@bug("offsets-before-marker")
+def offsets_before_marker() -> None:
+    """The offsets of a transaction are visible as soon as they are durable, whatever becomes of it."""
+    from millrace.groups.offsets.group_offsets import GroupOffsets
+
+    GroupOffsets._put_pending = (  # type: ignore[method-assign]
+        lambda self, producer_id, place, committed: self._put(*place, committed)
+    )
+
+
 # --- start ------------------------------------------------------------------------------------------------------------
 
 

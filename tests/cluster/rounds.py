@@ -358,12 +358,15 @@ def create_topic(
     cluster.wait_whole(topic, _CREATED_WITHIN_S)
 
 
-def disturb(stage: Stage, fault: Fault, result: Result) -> list[str]:
-    """Fault, healing, and enough records; what went wrong, because what clients have seen is judged all the same."""
+def disturb(stage: Stage, fault: Fault, result: Result, *, first: int = 500) -> list[str]:
+    """Fault, healing, and enough records; what went wrong, because what clients have seen is judged all the same.
+
+    The fault happens when the `first` records are acknowledged.
+    """
     problems = []
     clients, cluster = stage.clients, stage.cluster
     try:
-        clients.wait_acked(500)
+        clients.wait_acked(first)
         fault(stage)
     except TROUBLE as error:
         problems.append(f"{type(error).__name__}: {error}")
@@ -391,19 +394,24 @@ def judge(stage: Stage, result: Result) -> list[Event]:
     ]
     events = read_histories(stage.clients.histories())
     result.report = check(events)
-    if cluster.zookeeper is not None:
-        log = read_log(cluster.zookeeper.hosts)
-        result.failures += check_log(log)
-        if stage.limits is not None:
-            result.failures += stage.limits.exceeded(log[-1].controller_epoch, result.report.longest_pause_s)
+    check_metadata(stage, result)
     for index, end in ends.items():
         result.failures += differences(stage, index, end)
     return events
 
 
-def differences(stage: Stage, index: int, high_watermark: int) -> list[str]:
-    """Where the replicas that the cluster names differ on disk."""
-    cluster, topic = stage.cluster, stage.topic
+def check_metadata(stage: Stage, result: Result) -> None:
+    """Hold every change of the cluster's metadata against the rules, and the round against its limits."""
+    if stage.cluster.zookeeper is not None:
+        log = read_log(stage.cluster.zookeeper.hosts)
+        result.failures += check_log(log)
+        if stage.limits is not None:
+            result.failures += stage.limits.exceeded(log[-1].controller_epoch, result.report.longest_pause_s)
+
+
+def differences(stage: Stage, index: int, high_watermark: int, *, topic: str | None = None) -> list[str]:
+    """Where the replicas that the cluster names differ on disk; of the stage's topic, if no other is meant."""
+    cluster, topic = stage.cluster, topic or stage.topic
     replicas = {each: cluster.brokers[each].log_directory(topic, index) for each in cluster.replicas(topic, index)}
     found = {broker_id: path for broker_id, path in replicas.items() if path is not None}
     missing = vanished(f"{topic}-{index}", replicas, high_watermark)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Final
 
 import pytest
@@ -17,11 +18,25 @@ from cluster.group_faults import kill, pause_members
 from cluster.group_rounds import SETTINGS, SHORT_GROUP, GroupStage, of_group, run_group_round
 from cluster.queue_rounds import SETTINGS as QUEUE_SETTINGS
 from cluster.queue_rounds import SHORT_QUEUE, run_queue_round
-from cluster.rounds import SHORT, Fault, Result, run_round
+from cluster.rounds import SHORT, Fault, Result, Scale, run_round
+from cluster.transaction_faults import kill_all, kill_coordinator_before_its_markers_arrive, nothing_else
+from cluster.transaction_rounds import SETTINGS as TRANSACTION_SETTINGS
+from cluster.transaction_rounds import (
+    SHORT_COPY,
+    SHORT_MIX,
+    TransactionFault,
+    TransactionStage,
+    of_transactions,
+    run_copy_round,
+    run_late_round,
+    run_mixed_round,
+)
 from support.checker import Anomaly
 from support.cluster_processes import ClusterProcesses, Layout
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+
+Play = Callable[[ClusterProcesses, Fault, Scale, int], Result]
 
 # A broken broker may never be whole again: what clients saw is judged all the same, so there is no need to wait long.
 SCALE: Final = dataclasses.replace(SHORT, acked=2_000, bounces=1, heals_within_s=6)
@@ -82,6 +97,54 @@ def test_acknowledgements_of_a_queue_that_are_not_kept_yet() -> None:
         scale = dataclasses.replace(SHORT_QUEUE, library_every=0)
         result = run_queue_round(cluster, of_group(kill(GroupStage.leader)), scale)
     assert Anomaly.AGAIN in result.report.counts, result.describe()
+
+
+def caught_in_transactions(bug: str, play: Play, fault: TransactionFault, *, seed: int = 0, brokers: int = 1) -> Result:
+    layout = Layout(
+        brokers=brokers,
+        zookeeper_nodes=1 if brokers > 1 else 0,
+        planted=bug,
+        proxied=True,
+        client_links=True,
+        session_timeout_ms=3000,
+        settings=TRANSACTION_SETTINGS,
+    )
+    size = SHORT_COPY if play is run_copy_round else SHORT_MIX
+    scale = dataclasses.replace(size, acked=size.acked // 4, heals_within_s=6, stable_within_s=2, copied_within_s=15)
+    with ClusterProcesses(layout) as cluster:
+        return play(cluster, of_transactions(fault), scale, seed)
+
+
+def test_markers_that_a_new_coordinator_does_not_send() -> None:
+    fault = kill_coordinator_before_its_markers_arrive
+    result = caught_in_transactions("forgotten-markers", run_mixed_round, fault, brokers=3)
+    found = {Anomaly.HANGING, Anomaly.LOST, Anomaly.TORN, Anomaly.ABORTED_READ}
+    assert found & result.report.counts.keys(), result.describe()
+
+
+def test_an_epoch_that_stays_as_it_is() -> None:
+    result = caught_in_transactions("epoch-not-bumped", run_late_round, nothing_else)
+    found = {Anomaly.LOST, Anomaly.TORN, Anomaly.ABORTED_READ}
+    assert found & result.report.counts.keys(), result.describe()
+
+
+def test_a_leader_that_does_not_ask_the_coordinator() -> None:
+    result = caught_in_transactions("no-verification", run_late_round, nothing_else, seed=1)
+    assert {Anomaly.HANGING, Anomaly.ABORTED_READ} & result.report.counts.keys(), result.describe()
+
+
+def test_aborted_transactions_that_recovery_forgets() -> None:
+    def after_some_aborts(stage: TransactionStage) -> None:
+        stage.goes_on(200)
+        kill_all(stage)
+
+    result = caught_in_transactions("forgotten-aborts", run_mixed_round, after_some_aborts)
+    assert Anomaly.ABORTED_READ in result.report.counts, result.describe()
+
+
+def test_offsets_that_are_visible_before_their_transaction_is_committed() -> None:
+    result = caught_in_transactions("offsets-before-marker", run_copy_round, nothing_else)
+    assert {Anomaly.MISSED, Anomaly.ABORTED_OFFSET} <= result.report.counts.keys(), result.describe()
 
 
 def test_a_power_cut_of_all_brokers_loses_nothing_without_a_bug() -> None:

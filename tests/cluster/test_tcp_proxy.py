@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import queue
 import socket
+import struct
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
 
-from support.tcp_proxy import ZOOKEEPER, Network
+from support.tcp_proxy import CLIENTS, ZOOKEEPER, Network
 
 SILENCE_S = 0.15
 
@@ -183,3 +184,41 @@ def test_a_dead_target_is_a_reset(network: Network, echo: Echo) -> None:
     # It may come as early as the call itself.
     with pytest.raises(ConnectionError), calling(network.link("1", "2", echo.port)) as peer:
         receive(peer)
+
+
+def request(api_key: int, client: bytes) -> bytes:
+    """A request without a body."""
+    frame = struct.pack(">hhih", api_key, 0, 1, len(client)) + client
+    return struct.pack(">i", len(frame)) + frame
+
+
+def test_a_request_that_is_kept_back_arrives_after_the_one_that_was_sent_in_its_stead(
+    network: Network, echo: Echo
+) -> None:
+    port = network.link(CLIENTS, "1", echo.port, framed=True)
+    late = network.keep_back(0, most=1, client="mixer")
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as peer:
+        for frame in (request(3, b"mixer-1"), request(0, b"other")):
+            peer.sendall(frame)
+            assert receive(peer) == frame.upper()
+        peer.sendall(request(0, b"mixer-1"))
+        with pytest.raises(ConnectionResetError):
+            receive(peer)
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as peer:
+        peer.sendall(request(0, b"mixer-1"))
+        assert receive(peer) == request(0, b"mixer-1").upper()
+    heard = [echo.heard.get(timeout=10) for _ in range(3)]
+    assert heard == [request(3, b"mixer-1"), request(0, b"other"), request(0, b"mixer-1")]
+    assert network.deliver(late) == 1
+    assert echo.heard.get(timeout=10) == request(0, b"mixer-1")
+    assert network.deliver(late) == 0
+
+
+def test_requests_pass_again_when_nobody_keeps_them_any_more(network: Network, echo: Echo) -> None:
+    port = network.link(CLIENTS, "1", echo.port, framed=True)
+    late = network.keep_back(0, most=100)
+    network.let_pass(late)
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as peer:
+        peer.sendall(request(0, b""))
+        assert receive(peer) == request(0, b"").upper()
+    assert late.kept == []

@@ -23,6 +23,14 @@ and of a queue whose members take and accept (`checker_queues`):
     not-accepted   in the topic, and no member was ever done with it
     again          given to a member that asked after another one was told that it was done with it
 
+and of transactions (`checker_transactions`), where `lost` is a committed one of which nothing can be read:
+
+    torn           some records of a transaction can be read, and others not
+    circular       transactions that read from each other, in a circle (G1c over write-read edges)
+    hanging        a last stable offset that does not reach the high watermark
+    aborted-offset a member began where only an aborted transaction had put the group
+    unbalanced     the accounts of a bank do not add up to what was put in
+
 Offsets may have gaps (control records), so "left out" means an offset at which some record is known to be. An
 acknowledgement without an offset (librdkafka after DUPLICATE_SEQUENCE_NUMBER) counts as acknowledged, and its offset is
 taken from the reads.
@@ -64,6 +72,11 @@ class Anomaly(StrEnum):
     RESUMED_BEFORE = "resumed-before"
     NOT_ACCEPTED = "not-accepted"
     AGAIN = "again"
+    TORN = "torn"
+    CIRCULAR = "circular"
+    HANGING = "hanging"
+    ABORTED_OFFSET = "aborted-offset"
+    UNBALANCED = "unbalanced"
 
 
 @dataclass(slots=True)

@@ -20,7 +20,7 @@ OF_GROUPS: Final = frozenset({Anomaly.MISSED, Anomaly.COMMIT_BACK, Anomaly.RESUM
 
 
 @dataclass(slots=True)
-class _Accepted:
+class AcceptedCommits:
     """The commits of one partition that were accepted: when, and the highest offset by then. Times only grow."""
 
     times_ns: list[int] = field(default_factory=list)
@@ -52,15 +52,15 @@ def _check_given(events: list[Event], report: Report) -> None:
             report.note(Anomaly.MISSED, f"{event.key} {shown(event.value)} at {event.offset}")
 
 
-def _accepted_commits(events: list[Event]) -> dict[str, _Accepted]:
-    accepted: dict[str, _Accepted] = defaultdict(_Accepted)
+def _accepted_commits(events: list[Event]) -> dict[str, AcceptedCommits]:
+    accepted: dict[str, AcceptedCommits] = defaultdict(AcceptedCommits)
     for event in events:
         if event.action is Action.COMMIT and event.type is Outcome.OK:
             accepted[event.key].add(event.time_ns, event.offset)
     return accepted
 
 
-def _check_commits(events: list[Event], accepted: dict[str, _Accepted], report: Report) -> None:
+def _check_commits(events: list[Event], accepted: dict[str, AcceptedCommits], report: Report) -> None:
     sent_ns: dict[tuple[str, int, str], int] = {}
     for event in events:
         if event.action is not Action.COMMIT:
@@ -75,7 +75,7 @@ def _check_commits(events: list[Event], accepted: dict[str, _Accepted], report: 
                 report.note(Anomaly.COMMIT_BACK, text)
 
 
-def _check_beginnings(events: list[Event], accepted: dict[str, _Accepted], report: Report) -> None:
+def _check_beginnings(events: list[Event], accepted: dict[str, AcceptedCommits], report: Report) -> None:
     begun: dict[tuple[str, int, str], int] = {}
     for event in events:
         assignment = (event.process, event.generation, event.key)

@@ -1,8 +1,9 @@
 """A cluster of real processes for fault tests: a real ZooKeeper, brokers, and between them a network that can be cut.
 
-Every broker has two listeners: CLIENT, direct, for the workload, and REPLICATION, which it advertises directly or, in a
-`proxied` layout, by a name for which every other broker has a link of its own (`support.tcp_proxy.Network`); there its
-way to ZooKeeper leads through a link, too. A cluster without ZooKeeper nodes is one broker with its embedded store.
+Every broker has two listeners: CLIENT, for the workload, direct or, with `client_links`, through a link on which
+requests can be kept back; and REPLICATION, which it advertises directly or, in a `proxied` layout, by a name for which
+every other broker has a link of its own (`support.tcp_proxy.Network`); there its way to ZooKeeper leads through a link,
+too. A cluster without ZooKeeper nodes is one broker with its embedded store.
 
 Faults are methods; `restore` undoes all of them. Questions about leaders are asked with a Metadata request to one
 broker at a time, because brokers that cannot reach each other disagree, and that is the interesting case.
@@ -36,7 +37,7 @@ from millrace.wire.messages.cluster import MetadataRequest, MetadataResponse
 from millrace.wire.schema import Request, Response
 from support.maven import ROOT
 from support.servers import HOST, ServerFailed
-from support.tcp_proxy import ZOOKEEPER, Network, broker_host, broker_node
+from support.tcp_proxy import CLIENTS, ZOOKEEPER, Network, broker_host, broker_node
 
 T = TypeVar("T")
 ResponseT = TypeVar("ResponseT", bound=Response)
@@ -63,6 +64,8 @@ class Layout:
     """The bug that every broker runs with (`cluster/planted.py`)."""
     log_dirs: int = 1
     """How many disks a broker has."""
+    client_links: bool = False
+    """In a proxied layout: clients, too, come over links, and requests of clients and brokers can be kept back."""
     settings: tuple[tuple[str, str], ...] = ()
 
 
@@ -96,6 +99,8 @@ class BrokerProcess:
     def __init__(self, broker_id: int, home: Path, planted: str, log_dirs: int = 1) -> None:
         self.broker_id = broker_id
         self.client_port, self.replication_port = free_ports(HOST, 2)
+        self.advertised_port = self.client_port
+        """Where clients are sent."""
         self.directory = home / f"broker-{broker_id}"
         self.data = self.directory / "data"
         self.disks = (self.data, *(self.directory / f"data-{number}" for number in range(2, log_dirs + 1)))
@@ -115,7 +120,7 @@ class BrokerProcess:
 
     @property
     def address(self) -> str:
-        return f"{HOST}:{self.client_port}"
+        return f"{HOST}:{self.advertised_port}"
 
     @property
     def running(self) -> bool:
@@ -297,6 +302,9 @@ class ClusterProcesses:
             self.zookeeper.start()
         for broker in self.brokers.values():
             broker.links = self._links_of(broker.broker_id)
+            if self.layout.client_links:
+                node = broker_node(broker.broker_id)
+                broker.advertised_port = self.wires().link(CLIENTS, node, broker.client_port, framed=True)
             broker.configure(self._settings(broker))
         self.start_brokers(self.brokers)
 
@@ -453,12 +461,11 @@ class ClusterProcesses:
 
     def _settings(self, broker: BrokerProcess) -> dict[str, str]:
         replication_host = HOST if self.network is None else broker_host(broker.broker_id)
-        client = f"CLIENT://{broker.address}"
         several = self.layout.brokers > 1
         settings = {
             "broker.id": str(broker.broker_id),
-            "listeners": f"{client},REPLICATION://{HOST}:{broker.replication_port}",
-            "advertised.listeners": f"{client},REPLICATION://{replication_host}:{broker.replication_port}",
+            "listeners": f"CLIENT://{HOST}:{broker.client_port},REPLICATION://{HOST}:{broker.replication_port}",
+            "advertised.listeners": f"CLIENT://{broker.address},REPLICATION://{replication_host}:{broker.replication_port}",
             "listener.security.protocol.map": "CLIENT:PLAINTEXT,REPLICATION:PLAINTEXT",
             "inter.broker.listener.name": "REPLICATION",
             "log.dirs": ",".join(str(disk) for disk in broker.disks),
@@ -483,7 +490,9 @@ class ClusterProcesses:
         if self.network is None:
             return {}
         return {
-            broker_host(other): self.network.link(broker_node(broker_id), broker_node(other), broker.replication_port)
+            broker_host(other): self.network.link(
+                broker_node(broker_id), broker_node(other), broker.replication_port, framed=self.layout.client_links
+            )
             for other, broker in self.brokers.items()
             if other != broker_id
         }
@@ -503,11 +512,12 @@ def ask(port: int, request: Request, answer: type[ResponseT], version: int, time
     """One request on a connection of its own; OSError when there is no answer soon."""
     with socket.create_connection((HOST, port), timeout=timeout_s) as peer:
         peer.sendall(encode_request(RequestHeader(answer.api_key, version, 1, "fault-test"), request))
-        size = int.from_bytes(_exactly(peer, 4))
-        return decode_response(answer, version, _exactly(peer, size))[1]
+        size = int.from_bytes(read_exactly(peer, 4))
+        return decode_response(answer, version, read_exactly(peer, size))[1]
 
 
-def _exactly(peer: socket.socket, count: int) -> bytes:
+def read_exactly(peer: socket.socket, count: int) -> bytes:
+    """So many bytes; ConnectionError when there are not."""
     data = b""
     while len(data) < count:
         chunk = peer.recv(count - len(data))

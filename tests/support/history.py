@@ -10,6 +10,12 @@
                        is known; `op` numbers the request, `generation` is the delivery count
                accept  a member of a queue is done with a record: an invoke and one outcome each
                commit  a member of a group commits `offset`: an invoke and one outcome each, per partition
+    of transactions, whose number within the process is `op` in all lines that belong to one:
+               send    as above, all before the end; where it copies a record, `offset` of the invoke is that record's
+               offsets the transaction moves a group to `offset` of `key`: an invoke only, the end decides
+               end     `key` is commit or abort: an invoke and one outcome; `fail` proves that it was not committed
+               stable  after healing: `offset` is the last stable offset of `key`, `value` its high watermark
+               balance what a bank found to be the sum (`value`) of its accounts; `key` is the bank
 
 `fail` is for errors that prove nothing was appended; whatever may have reached a log is `info`, and so is an invoke
 without an outcome. Times are CLOCK_MONOTONIC, which all processes of one machine share.
@@ -37,6 +43,10 @@ DAMAGED: Final = -2
 
 _RECORD_HEAD: Final = struct.Struct(">QI")
 _COUNTER_BITS: Final = 32
+_POSITION_BITS: Final = 10
+COMMIT: Final = "commit"
+ABORT: Final = "abort"
+"""The keys of `end`."""
 
 
 class Outcome(StrEnum):
@@ -54,6 +64,10 @@ class Action(StrEnum):
     COMMIT = "commit"
     TAKE = "take"
     ACCEPT = "accept"
+    OFFSETS = "offsets"
+    END = "end"
+    STABLE = "stable"
+    BALANCE = "balance"
 
 
 class Event(NamedTuple):
@@ -73,6 +87,11 @@ class Event(NamedTuple):
 def value_of(producer: int, counter: int) -> int:
     """The value of a producer's `counter`-th record."""
     return producer << _COUNTER_BITS | counter
+
+
+def value_in_transaction(producer: int, transaction: int, position: int) -> int:
+    """The value of the record at this position of a producer's transaction; values grow in the order of sending."""
+    return value_of(producer, transaction << _POSITION_BITS | position)
 
 
 def producer_of(value: int) -> int:

@@ -1,4 +1,4 @@
-"""A network that can be cut: a TCP link from every broker to every other, and from each broker to ZooKeeper.
+"""A network that can be cut: a TCP link from every broker to every other, to ZooKeeper, and from clients to brokers.
 
 Every broker advertises its inter-broker listener under a name (`broker_host`), and every broker process calls that name
 over a link of its own (`cluster/planted.py`): so a link knows who calls, and can be at odds with one caller alone.
@@ -10,6 +10,10 @@ node to another get a real "connection refused" at once, and connections that we
 the other direction go on. What this network cannot show is a lost SYN, which looks like a block to the caller but for
 the time at which it notices; and a target that is dead resets a connection, where its own machine would refuse it.
 
+On a link that carries requests of Kafka's protocol one by one (`framed`) some of them can be *kept back*: the request
+goes no further, its sender finds its connection reset, and whoever keeps it delivers it when it likes, however often
+it has been sent again by then. A broker sees a message that was late.
+
 Owner: a thread with an event loop of its own; the methods are for other threads and return when the rule holds.
 """
 
@@ -20,10 +24,13 @@ import socket
 import struct
 import threading
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 ZOOKEEPER: Final = "zookeeper"
+CLIENTS: Final = "clients"
+"""All clients of the cluster are one node."""
 HOST: Final = "127.0.0.1"
 
 _CHUNK_BYTES: Final = 64 * 1024
@@ -32,6 +39,10 @@ _HARD_CLOSE: Final = struct.pack("ii", 1, 0)
 
 Node = str
 T = TypeVar("T")
+_SIZE: Final = struct.Struct(">i")
+_REQUEST_HEAD: Final = struct.Struct(">hhih")
+_LATE_ANSWER_S: Final = 2.0
+
 Conversation = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
@@ -44,6 +55,31 @@ def broker_host(broker_id: int) -> str:
     return f"broker-{broker_id}.network"
 
 
+@dataclass(slots=True, eq=False)
+class LateRequests:
+    """Requests of some kinds that are kept back, and the ones that have been."""
+
+    api_keys: Collection[int]
+    most: int
+    """How many are kept back; after that they pass."""
+    client: str
+    """Only of clients whose client.id begins with this."""
+    kept: list[tuple[int, bytes]] = field(default_factory=list)
+    """Port and frame of each, in the order they came."""
+
+    def keeps(self, port: int, frame: bytes) -> bool:
+        """Whether this request goes no further."""
+        if len(self.kept) >= self.most or len(frame) < _SIZE.size + _REQUEST_HEAD.size:
+            return False
+        api_key, _, _, length = _REQUEST_HEAD.unpack_from(frame, _SIZE.size)
+        start = _SIZE.size + _REQUEST_HEAD.size
+        client = frame[start : start + max(0, length)].decode(errors="replace")
+        if api_key not in self.api_keys or not client.startswith(self.client):
+            return False
+        self.kept.append((port, frame))
+        return True
+
+
 class Network:
     """All links and all rules. Use as a context manager; `close` ends every connection."""
 
@@ -51,6 +87,7 @@ class Network:
         self._loop = asyncio.new_event_loop()
         self._gates: dict[tuple[Node, Node], asyncio.Event] = {}
         self._links: list[_Link] = []
+        self._late: list[LateRequests] = []
         self._thread = threading.Thread(target=self._run, name="network")
         self._thread.start()
 
@@ -70,9 +107,9 @@ class Network:
 
     # --- links --------------------------------------------------------------------------------------------------------
 
-    def link(self, source: Node, target: Node, port: int) -> int:
-        """A port that leads the calls of `source` to `port` of `target`."""
-        return self._call(self._add_link(source, target, port))
+    def link(self, source: Node, target: Node, port: int, *, framed: bool = False) -> int:
+        """A port that leads the calls of `source` to `port` of `target`; `framed`: requests of Kafka's protocol."""
+        return self._call(self._add_link(source, target, port, framed))
 
     # --- rules --------------------------------------------------------------------------------------------------------
 
@@ -93,8 +130,22 @@ class Network:
         """Refuse calls in both directions between one node and each of the others."""
         self._call(self._refuse([pair for other in others for pair in ((one, other), (other, one))]))
 
+    def keep_back(self, *api_keys: int, most: int, client: str = "") -> LateRequests:
+        """From now on keep back the next requests of these kinds on framed links."""
+        late = LateRequests(api_keys, most, client)
+        self._call(self._keep(late))
+        return late
+
+    def let_pass(self, late: LateRequests) -> None:
+        """Keep no more of them back."""
+        self._call(self._let_pass(late))
+
+    def deliver(self, late: LateRequests, count: int | None = None) -> int:
+        """Hand over what was kept back (the first `count`), and wait for the answers; how many were answered."""
+        return self._call(self._deliver(late, count))
+
     def heal(self) -> None:
-        """Everything flows again, first of all what was held."""
+        """Everything flows again, first of all what was held; what was kept back stays with its keeper."""
         self._call(self._heal())
 
     def close(self) -> None:
@@ -128,9 +179,32 @@ class Network:
             else:
                 gate.clear()
 
-    async def _add_link(self, source: Node, target: Node, port: int) -> int:
+    async def _keep(self, late: LateRequests) -> None:
+        self._late.append(late)
+
+    async def _let_pass(self, late: LateRequests) -> None:
+        if late in self._late:  # healing has forgotten it
+            self._late.remove(late)
+
+    async def _deliver(self, late: LateRequests, count: int | None) -> int:
+        going = late.kept[:count]
+        del late.kept[:count]
+        answered = 0
+        for port, frame in going:
+            reader, writer = await asyncio.open_connection(HOST, port)
+            try:
+                writer.write(frame)
+                await asyncio.wait_for(_read_frame(reader), _LATE_ANSWER_S)
+                answered += 1
+            except (OSError, asyncio.IncompleteReadError, TimeoutError):
+                pass  # a broker that is dead or refuses to answer; whoever delivers is told the number
+            finally:
+                writer.close()
+        return answered
+
+    async def _add_link(self, source: Node, target: Node, port: int, framed: bool) -> int:
         async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await self._connect(reader, writer, source, target, port)
+            await self._connect(reader, writer, source, target, port, framed)
 
         link = _Link(source, target, converse)
         self._links.append(link)
@@ -143,6 +217,7 @@ class Network:
                 await link.refuse_calls()
 
     async def _heal(self) -> None:
+        self._late.clear()
         await self._set(list(self._gates), is_open=True)
         for link in self._links:
             await link.take_calls()
@@ -158,24 +233,44 @@ class Network:
         source: Node,
         target: Node,
         port: int,
+        framed: bool,
     ) -> None:
         """Carry a conversation until either side ends it."""
         there, back = self._gate(source, target), self._gate(target, source)
         await there.wait()
         far_reader, far_writer = await asyncio.open_connection(HOST, port)
         try:
+            requests = self._carry_requests(reader, far_writer, there, port) if framed else None
             ways = [
-                asyncio.ensure_future(_carry(reader, far_writer, there)),
+                asyncio.ensure_future(requests or _carry(reader, far_writer, there)),
                 asyncio.ensure_future(_carry(far_reader, writer, back)),
             ]
             try:
-                await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+                done, _ = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+                if any(isinstance(way.exception(), _KeptBackError) for way in done):
+                    raise ConnectionResetError
             finally:
                 for way in ways:
                     way.cancel()
                 await asyncio.gather(*ways, return_exceptions=True)
         finally:
             far_writer.close()
+
+    async def _carry_requests(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, gate: asyncio.Event, port: int
+    ) -> None:
+        """Move one request after the other, but for those that are kept back: then the connection is over."""
+        while True:
+            frame = await _read_frame(reader)
+            await gate.wait()
+            if any(late.keeps(port, frame) for late in self._late):
+                raise _KeptBackError
+            writer.write(frame)
+            await writer.drain()
+
+
+class _KeptBackError(Exception):
+    """A request went no further; its sender shall see a reset."""
 
 
 class _Link:
@@ -241,6 +336,12 @@ def _bound(port: int) -> socket.socket:
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     bound.bind((HOST, port))
     return bound
+
+
+async def _read_frame(reader: asyncio.StreamReader) -> bytes:
+    """A request or an answer with its size; IncompleteReadError at the end of the stream."""
+    size = await reader.readexactly(_SIZE.size)
+    return size + await reader.readexactly(_SIZE.unpack(size)[0])
 
 
 async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, gate: asyncio.Event) -> None:
