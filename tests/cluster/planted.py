@@ -387,15 +387,15 @@ def forgotten_markers() -> None:
     from millrace.transactions.shard import TransactionShard
     from millrace.transactions.state import complete
 
-    load = TransactionShard._load
+    begin = TransactionShard._begin
 
-    async def load_and_forget(self: TransactionShard) -> None:
-        await load(self)
+    def forget_and_begin(self: TransactionShard) -> None:
         for transactional_id, found in self.transactions.items():
             if found.state.is_prepared:
                 self.transactions[transactional_id] = complete(found, found.updated_ms)
+        begin(self)
 
-    TransactionShard._load = load_and_forget  # type: ignore[method-assign]
+    TransactionShard._begin = forget_and_begin  # type: ignore[method-assign]
 
 
 @bug("epoch-not-bumped")
@@ -419,9 +419,8 @@ def epoch_not_bumped() -> None:
 @bug("no-verification")
 def no_verification() -> None:
     """A leader believes that a transaction is under way when a producer before KIP-890 says so."""
-    from millrace.handlers.transactional import VERIFICATION_SETTING
-
     from millrace.config import BrokerConfig
+    from millrace.handlers.transactional import VERIFICATION_SETTING
 
     get_bool = BrokerConfig.get_bool
     BrokerConfig.get_bool = lambda self, name: name != VERIFICATION_SETTING and get_bool(self, name)  # type: ignore[method-assign]
