@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from millrace.cli.times import iso_utc
 from millrace.errors import ProtocolError
+from millrace.transactions.records import TransactionLogKey, TransactionLogValue
 from millrace.wire.codec import decode
-from millrace.wire.schema import Data, Struct, array, int8, int16, int32, int64, string
 
 _PREFIX: Final = struct.Struct(">h")
 STATES: Final = (
@@ -25,32 +25,6 @@ STATES: Final = (
     "PrepareEpochFence",
 )
 """What a transaction can be in, by its number in a record."""
-
-
-class TransactionLogKey(Data, versions="0"):
-    """Names a transactional id."""
-
-    transactional_id: str = string()
-
-
-class TransactionLogValue(Data, versions="0-1", flexible="1+"):
-    """The state of a transactional id."""
-
-    class PartitionsSchema(Struct):
-        topic: str = string()
-        partition_ids: list[int] = array(int32)
-
-    producer_id: int = int64()
-    previous_producer_id: int = int64("1+", tag=0, default=-1)
-    next_producer_id: int = int64("1+", tag=1, default=-1)
-    producer_epoch: int = int16()
-    next_producer_epoch: int = int16("1+", tag=3, default=-1)
-    transaction_timeout_ms: int = int32()
-    transaction_status: int = int8()
-    transaction_partitions: list[PartitionsSchema] | None = array(PartitionsSchema, nullable=True)
-    transaction_last_update_timestamp_ms: int = int64()
-    transaction_start_timestamp_ms: int = int64()
-    client_transaction_version: int = int16("1+", tag=2, default=0)
 
 
 def describe_transaction_state(key: bytes | None, value: bytes | None) -> dict[str, Any]:
