@@ -19,7 +19,7 @@ from millrace.clock import SystemClock
 from millrace.model import TopicPartition
 from millrace.spark import sinks
 from millrace.spark.options import SinkOptions
-from millrace.spark.writer import BatchFence, StreamWriter
+from millrace.spark.writer import StreamWriter
 from support.read_back import read_back
 from support.servers import MillraceServer
 from support.spark_queries import error_of
@@ -129,7 +129,8 @@ def test_what_tasks_report_names_query_and_batch(
         def commit(self, messages: list[Any], batchId: int) -> None:  # noqa: N803 (Spark's name)
             with (tmp_path / "told").open("a") as told:
                 for message in messages:
-                    told.write(f"{batchId} {message.fence} {message.records}\n")
+                    fence = message.fence
+                    told.write(f"{batchId} {fence.query_id} {fence.batch_id} {fence.run} {message.records}\n")
 
     class Reported(DataSource):
         @classmethod
@@ -146,7 +147,7 @@ def test_what_tasks_report_names_query_and_batch(
     query = writer.trigger(availableNow=True).start()
     assert query.awaitTermination(TIMEOUT_S)
     assert (tmp_path / "told").read_text().splitlines() == [
-        f"{batch} {BatchFence(str(query.id), batch, 0)} 5" for batch in range(2)
+        f"{batch} {query.id} {batch} {query.runId} 5" for batch in range(2)
     ]
 
 

@@ -36,6 +36,8 @@ T = TypeVar("T")
 V = TypeVar("V")
 
 _ONE_COORDINATOR_VERSION: Final = 3
+_OF_GROUPS: Final = 0
+_OF_TRANSACTIONS: Final = 1
 _STABLE_PRODUCER_VERSION: Final = 5
 _PREFERRED_REPLICA_S: Final = 300.0
 """How long a leader's advice to read from another replica holds, as in Kafka's consumer."""
@@ -60,7 +62,8 @@ class ClusterClient:
         self._connections: dict[Address, BlockingConnection] = {}
         self._brokers: dict[int, Address] = {}
         self._topics: dict[str, TopicInfo] = {}
-        self._coordinators: dict[str, Address] = {}
+        self._coordinators: dict[tuple[int, str], Address] = {}
+        """By what is coordinated, a group or a transactional id, and its name."""
         self._suspects: set[Address] = set()
         """Brokers that failed when others could be asked instead: they are asked last."""
         self._read_replicas: dict[TopicPartition, tuple[int, float]] = {}
@@ -284,21 +287,45 @@ class ClusterClient:
         self.refresh([], self.attempts("the brokers"))
         return sorted(self._brokers)
 
+    def serves(self, *wanted: type[Request]) -> bool:
+        """Whether the brokers know these requests, by what one of them says."""
+        attempts = self.attempts("the brokers")
+        while True:
+            try:
+                return {each.api_key for each in wanted} <= self._any_connection().offered.keys()
+            except ApiError as error:
+                attempts.failed(error)
+
     # For those that keep requests in flight, or try again, themselves.
 
     def coordinator(self, group_id: str) -> BlockingConnection:
         """The connection to a group's coordinator; one attempt to find it, when it is not known."""
-        address = self._coordinators.get(group_id)
-        if address is None:
-            message = FindCoordinatorRequest(key=group_id)
-            response = self.ask(self._any_connection(), message, at_most=_ONE_COORDINATOR_VERSION)
-            raise_for(response.error_code, response.error_message)
-            address = self._coordinators[group_id] = (response.host, response.port)
-        return self._connection_to(address)
+        return self._coordinator(_OF_GROUPS, group_id)
 
     def forget_coordinator(self, group_id: str) -> None:
         """Whoever coordinates the group is to be found anew: the one that is known failed."""
-        self._coordinators.pop(group_id, None)
+        self._coordinators.pop((_OF_GROUPS, group_id), None)
+
+    def transaction_coordinator(self, transactional_id: str) -> BlockingConnection:
+        """Like `coordinator`, for a transactional id."""
+        return self._coordinator(_OF_TRANSACTIONS, transactional_id)
+
+    def forget_transaction_coordinator(self, transactional_id: str) -> None:
+        """Like `forget_coordinator`, for a transactional id."""
+        self._coordinators.pop((_OF_TRANSACTIONS, transactional_id), None)
+
+    def learn_transaction_coordinators(self, transactional_ids: Iterable[str]) -> None:
+        """One request for all coordinators that are not known yet, where the brokers take it; what fails stays so."""
+        unknown = [each for each in transactional_ids if (_OF_TRANSACTIONS, each) not in self._coordinators]
+        if len(unknown) < 2:
+            return
+        connection = self._any_connection()
+        if connection.offered[FindCoordinatorRequest.api_key].high <= _ONE_COORDINATOR_VERSION:
+            return
+        message = FindCoordinatorRequest(key_type=_OF_TRANSACTIONS, coordinator_keys=unknown)
+        for found in self.ask(connection, message).coordinators:
+            if not found.error_code:
+                self._coordinators[_OF_TRANSACTIONS, found.key] = (found.host, found.port)
 
     def attempts(self, what: str) -> Attempts:
         """A fresh count of failures at `what`, under this client's settings."""
@@ -370,6 +397,15 @@ class ClusterClient:
             self.refresh(unknown, attempts)
 
     # Inside.
+
+    def _coordinator(self, kind: int, name: str) -> BlockingConnection:
+        address = self._coordinators.get((kind, name))
+        if address is None:
+            message = FindCoordinatorRequest(key=name, key_type=kind)
+            response = self.ask(self._any_connection(), message, at_most=_ONE_COORDINATOR_VERSION)
+            raise_for(response.error_code, response.error_message)
+            address = self._coordinators[kind, name] = (response.host, response.port)
+        return self._connection_to(address)
 
     def _connection_to(self, address: Address) -> BlockingConnection:
         connection = self._connections.get(address)
