@@ -27,8 +27,8 @@ from support.servers import ROOT
 from support.spark_queries import error_of
 from support.topics import Topics
 
-TIMEOUT_S = 90
-DRIVER_TIMEOUT_S = 120
+TIMEOUT_S = 180
+DRIVER_TIMEOUT_S = 240
 ONCE = {"delivery": "exactly-once"}
 
 

@@ -174,7 +174,11 @@ class ModelLog:
         claim = self._fold(sink).claim(series)
         self.client.hook("claim")
         self._append(sink, claim)
-        return self.state(sink)
+        state = self.state(sink)
+        if state.series == series:
+            self.client.hook("claim")
+            self._append(sink, state.claim(series))
+        return state
 
     def decide(self, sink: str, decision: Decision) -> bool:
         self.client.hook("decide")

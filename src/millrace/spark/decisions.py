@@ -9,8 +9,9 @@ Invariants:
 - A decision counts only if its series is the last that was claimed before it, and only for a batch later than the last
   that was decided. So a driver that was replaced may append what it likes, whenever it arrives.
 - A series that was superseded is never the last again. A record that is appended twice, or late, changes nothing.
-- A claim carries what was decided before it. Keys are per series, so compaction takes away only what a later record of
-  the same series, or the claim of a later one, says as well.
+- Whoever claims reads what is there then and confirms the claim by a second record, which says what was decided before
+  the series and which series it knows of. That is final: from the claim on only decisions of the new series count. So
+  compaction, with keys per series, may take away everything before it, and the place of the claim itself.
 - The end of the log is asked for (ListOffsets) before it is read: a leader that was just elected answers that only when
   it knows everything that was acknowledged, while a fetch may end before.
 """
@@ -80,11 +81,12 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The begin of a series, with what its claimant knew of the past."""
+    """The begin of a series, with what its claimant knows of the past: everything, when it is confirmed."""
 
     series: Series
     former: tuple[Series, ...] = ()
     decided: Decision | None = None
+    confirmed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +113,10 @@ class State:
         return any(each.run == run for each in self.former)
 
     def claim(self, series: Series) -> Claim:
-        """The claim that begins `series`, or tells of it what is known now."""
-        former = self.former if self.series in (None, series) else _joined(self.former, (self.series,))
-        return Claim(series, former, self.decided)
+        """The claim that begins `series` after this, or confirms it where it has begun."""
+        if self.series == series:
+            return Claim(series, self.former, self.decided, confirmed=True)
+        return Claim(series, _joined(self.former, self.series), self.decided)
 
 
 def after(state: State, record: Claim | Decision) -> State:
@@ -124,15 +127,17 @@ def after(state: State, record: Claim | Decision) -> State:
         return replace(state, decided=record)
     if record.series in state.former:
         return state
-    decided = _later(state.decided, record.decided)
-    former = _joined(record.former, state.former)
-    if state.series not in (None, record.series):
-        former = _joined(former, (state.series,))
-    return State(record.series, former, decided)
+    if record.confirmed:
+        own = state.decided if state.decided is not None and state.decided.series == record.series else None
+        return State(record.series, record.former, _later(record.decided, own))
+    if record.series == state.series:
+        return state
+    former = _joined(tuple(dict.fromkeys([*record.former, *state.former])), state.series)
+    return State(record.series, former, _later(state.decided, record.decided))
 
 
-def _joined(first: tuple[Series, ...], then: tuple[Series | None, ...]) -> tuple[Series, ...]:
-    return tuple(dict.fromkeys([*first, *filter(None, then)]))[-MAX_FORMER:]
+def _joined(former: tuple[Series, ...], last: Series | None) -> tuple[Series, ...]:
+    return former[-MAX_FORMER:] if last is None else (*(each for each in former if each != last), last)[-MAX_FORMER:]
 
 
 def _later(one: Decision | None, other: Decision | None) -> Decision | None:
@@ -144,11 +149,19 @@ def _later(one: Decision | None, other: Decision | None) -> Decision | None:
 # --- its bytes --------------------------------------------------------------------------------------------------------
 
 _CLAIM: Final = "claim"
+_CONFIRMED: Final = "confirmed claim"
 _DECISION: Final = "decision"
+_KINDS: Final = (_CLAIM, _CONFIRMED, _DECISION)
 
 
 def key_of(sink: str, record: Claim | Decision) -> bytes:
-    return _key(sink, record.series, _CLAIM if isinstance(record, Claim) else _DECISION)
+    return _key(sink, record.series, _kind(record))
+
+
+def _kind(record: Claim | Decision) -> str:
+    if isinstance(record, Decision):
+        return _DECISION
+    return _CONFIRMED if record.confirmed else _CLAIM
 
 
 def _key(sink: str, series: Series, kind: str) -> bytes:
@@ -160,7 +173,7 @@ def value_of(record: Claim | Decision) -> bytes:
         return json.dumps({_DECISION: _decision_fields(record)}).encode()
     decided = None if record.decided is None else _decision_fields(record.decided)
     former = [str(each) for each in record.former]
-    return json.dumps({_CLAIM: {"series": str(record.series), "former": former, "decided": decided}}).encode()
+    return json.dumps({_kind(record): {"series": str(record.series), "former": former, "decided": decided}}).encode()
 
 
 def _decision_fields(decision: Decision) -> dict[str, Any]:
@@ -183,7 +196,7 @@ def read_entry(key: bytes | None, value: bytes | None) -> tuple[str, Claim | Dec
             return str(sink), _read_decision(fields)
         decided = None if fields["decided"] is None else _read_decision(fields["decided"])
         former = tuple(Series.parse(each) for each in fields["former"])
-        return str(sink), Claim(Series.parse(fields["series"]), former, decided)
+        return str(sink), Claim(Series.parse(fields["series"]), former, decided, confirmed=kind == _CONFIRMED)
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"not a record of the sink: {type(error).__name__} {error}") from None
 
@@ -217,17 +230,19 @@ class DecisionLog:
     def claim(self, sink: str, series: Series) -> State:
         """Begin a series and return what is known then; it may be another one already."""
         state = self.state(sink)
-        while True:
-            claim = state.claim(series)
-            self._append([(key_of(sink, claim), value_of(claim))])
-            former = state.series
-            state = self.state(sink)
-            if state.series != series:
-                return state
-            if state.claim(series) == claim:  # nothing came between, so that the claim says all that was
-                if former is not None and former != series:
-                    self._append([(_key(sink, former, kind), None) for kind in (_CLAIM, _DECISION)])
-                return state
+        if series == state.series or series in state.former:
+            return state
+        before = state.series
+        claim = state.claim(series)
+        self._append([(key_of(sink, claim), value_of(claim))])
+        state = self.state(sink)
+        if state.series == series:
+            confirmed = state.claim(series)
+            said_there = [] if before is None else [_key(sink, before, kind) for kind in _KINDS]
+            self._append(
+                [(key_of(sink, confirmed), value_of(confirmed)), *((key, None) for key in said_there)],
+            )
+        return state
 
     def decide(self, sink: str, decision: Decision) -> bool:
         """Append a decision; whether it counts."""
