@@ -97,9 +97,7 @@ class Coordinators:
             ProduceResponse.PartitionProduceResponse(index=each.index, base_offset=0)
             for each in request.topic_data[0].partition_data
         ]
-        return ProduceResponse(
-            responses=[ProduceResponse.TopicProduceResponse(name="t", partition_responses=answers)]
-        )
+        return ProduceResponse(responses=[ProduceResponse.TopicProduceResponse(name="t", partition_responses=answers)])
 
     def next_code(self, key: ApiKey) -> Any:
         codes = self.codes.get(key, [])
