@@ -14,28 +14,20 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from millrace.client.blocking import BlockingConnection
 from millrace.client.cluster import ClusterClient
 from millrace.client.settings import ClientSettings
 from millrace.spark import sinks
 from millrace.spark.decisions import DecisionLog
 from millrace.spark.options import DEFAULT_DECISIONS_TOPIC
-from millrace.wire.keys import ApiKey
 from support.once_driver import STEPS
 from support.read_back import read_back
 from support.servers import ROOT
-from support.spark_queries import error_of
+from support.spark_queries import error_of, has_transactions
 from support.topics import Topics
 
 TIMEOUT_S = 180
 DRIVER_TIMEOUT_S = 240
 ONCE = {"delivery": "exactly-once"}
-
-
-def has_transactions(bootstrap: str) -> bool:
-    host, _, port = bootstrap.split(",", maxsplit=1)[0].rpartition(":")
-    with BlockingConnection(host, int(port)) as connection:
-        return ApiKey.END_TXN in connection.offered
 
 
 @pytest.fixture
