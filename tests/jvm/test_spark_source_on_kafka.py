@@ -30,8 +30,14 @@ from support.maven import ROOT
 from support.servers import HOST, KafkaServer
 from support.spark_sessions import local_session
 
-SUITES = ("test_source_batch.py", "test_source_stream.py", "test_sink.py", "test_sink_rows.py")
-SUITE_TIMEOUT_S = 400  # a minute where nothing else runs
+SUITES = (
+    "test_source_batch.py",
+    "test_source_stream.py",
+    "test_sink.py",
+    "test_sink_rows.py",
+    "test_sink_exactly_once.py",
+)
+SUITE_TIMEOUT_S = 900  # some minutes where nothing else runs
 RECORDS = 500
 USER, PASSWORD = "alice", 'a "quoted" \\ secret'
 LISTENERS = ("SSL", "SASL_PLAINTEXT", "SASL_SSL")

@@ -18,11 +18,11 @@ from millrace.client.settings import ClientSettings
 from millrace.clock import SystemClock
 from millrace.model import TopicPartition
 from millrace.spark import sinks
-from millrace.spark.options import SinkOptions
-from millrace.spark.writer import BatchFence, StreamWriter
+from millrace.spark.options import Delivery, SinkOptions
+from millrace.spark.writer import StreamWriter
 from support.read_back import read_back
 from support.servers import MillraceServer
-from support.spark_queries import error_of
+from support.spark_queries import error_of, has_transactions
 from support.topics import Topics
 
 TIMEOUT_S = 90
@@ -42,8 +42,9 @@ def stream_files(spark: SparkSession, folder: Path, files: int, rows: int) -> Da
     return spark.readStream.option("maxFilesPerTrigger", 1).text(str(folder))
 
 
-def start(frame: DataFrame, bootstrap: str, topic: str, home: Path, mode: str = "append") -> Any:
+def start(frame: DataFrame, bootstrap: str, topic: str, home: Path, mode: str = "append", **more: str) -> Any:
     options = {"kafka.bootstrap.servers": bootstrap, "topic": topic, "checkpointLocation": str(home / "checkpoint")}
+    options |= more
     return frame.writeStream.format("millrace").options(**options).outputMode(mode).trigger(availableNow=True).start()
 
 
@@ -129,7 +130,8 @@ def test_what_tasks_report_names_query_and_batch(
         def commit(self, messages: list[Any], batchId: int) -> None:  # noqa: N803 (Spark's name)
             with (tmp_path / "told").open("a") as told:
                 for message in messages:
-                    told.write(f"{batchId} {message.fence} {message.records}\n")
+                    fence = message.fence
+                    told.write(f"{batchId} {fence.query_id} {fence.batch_id} {fence.run} {message.records}\n")
 
     class Reported(DataSource):
         @classmethod
@@ -146,7 +148,7 @@ def test_what_tasks_report_names_query_and_batch(
     query = writer.trigger(availableNow=True).start()
     assert query.awaitTermination(TIMEOUT_S)
     assert (tmp_path / "told").read_text().splitlines() == [
-        f"{batch} {BatchFence(str(query.id), batch, 0)} 5" for batch in range(2)
+        f"{batch} {query.id} {batch} {query.runId} 5" for batch in range(2)
     ]
 
 
@@ -161,12 +163,15 @@ def test_in_complete_mode_every_result_is_appended(
 
 
 @pytest.mark.usefixtures("our_broker")
-def test_a_broker_killed_twice_in_the_middle(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize("delivery", list(Delivery))
+def test_a_broker_killed_twice_in_the_middle(spark: SparkSession, tmp_path: Path, delivery: Delivery) -> None:
     rows, files = 4_000, 8
     with MillraceServer() as server:
+        if delivery is Delivery.EXACTLY_ONCE and not has_transactions(server.bootstrap):
+            pytest.skip("the broker has no transactions")
         topic = Topics(server.bootstrap).create(partitions=3)
         frame = stream_files(spark, tmp_path / "in", files, rows).withColumn("key", fn.col("value"))
-        query = start(frame, server.bootstrap, topic, tmp_path)
+        query = start(frame, server.bootstrap, topic, tmp_path, delivery=delivery)
         for reached in (rows, rows * 4):
             wait_until(lambda reached=reached: size_of(server.bootstrap, topic, 3) >= reached)  # type: ignore[misc]
             server.kill()

@@ -6,6 +6,7 @@ import itertools
 import pickle
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -30,16 +31,16 @@ from millrace.clock import SystemClock
 from millrace.errors import ApiError, ConfigError, ErrorCode, MillraceError
 from millrace.model import TopicPartition
 from millrace.records.batch import split
+from millrace.spark.decisions import Series
+from millrace.spark.exactly_once import BatchFence
 from millrace.spark.options import SinkOptions
 from millrace.spark.writer import (
-    BatchFence,
     BatchWriter,
     RowsWritten,
     SinkColumns,
     StreamWriter,
     close_kept_producers,
     gather,
-    write_rows,
 )
 from millrace.testing import Cluster
 from support.read_back import read_back
@@ -79,7 +80,7 @@ def write(bootstrap: str, *batches: pa.RecordBatch, **options: str) -> RowsWritt
     named = {name.replace("_", "."): value for name, value in options.items()}
     parsed = SinkOptions.parse({"kafka.bootstrap.servers": bootstrap, **named})
     schema = schema_of(**{name: SPARK_KINDS[name] for name in batches[0].schema.names})
-    return write_rows(batches, parsed, SinkColumns.of(schema, parsed.topic))
+    return BatchWriter(parsed.for_batch(), schema, overwrite=False).write(iter(batches))
 
 
 def rows(**columns: list[Any]) -> pa.RecordBatch:
@@ -366,13 +367,22 @@ def test_a_topic_cannot_be_overwritten_but_complete_mode_appends() -> None:
 
 
 def test_the_fence_names_a_piece_of_a_batch() -> None:
-    told = {"sql.streaming.queryId": "q", "streaming.sql.batchId": "7"}
+    run = "0b5a9e3c-5a3c-4ad5-8d2b-2f5d0f0f8f11"
+    told = {"sql.streaming.queryId": "q", "streaming.sql.batchId": "7", "spark.jobGroup.id": run}
     fence = BatchFence.of(told.get, 3)
-    assert fence == BatchFence("q", 7, 3)
-    assert fence is not None and fence.transactional_id == "millrace-q-3"
-    assert not BatchFence.is_done(fence) and not BatchFence.is_done(None)
+    assert fence == BatchFence("q", 7, 3, run)
+    assert BatchFence.of({**told, "spark.jobGroup.id": "mine"}.get, 3, other_run="r") == BatchFence("q", 7, 3, "r")
     assert BatchFence.of({}.get, 3) is None
     assert BatchFence.of({"sql.streaming.queryId": "q"}.get, 3) is None
+
+
+def test_the_usual_id_is_that_of_a_task_in_a_series_and_a_single_one_is_nobodys() -> None:
+    fence = BatchFence("q", 7, 3, "r")
+    assert fence.usual_id(Series("r", 5)) == replace(fence, batch_id=8).usual_id(Series("r", 5))
+    others = [replace(fence, task=4), replace(fence, sink_name="s"), replace(fence, query_id="p")]
+    ids = {fence.usual_id(Series("r", 5)), fence.usual_id(Series("r", 6)), fence.single_id(Series("r", 5))}
+    ids |= {fence.single_id(Series("r", 5)), *(other.usual_id(Series("r", 5)) for other in others)}
+    assert len(ids) == 7
 
 
 def test_a_commit_message_travels() -> None:

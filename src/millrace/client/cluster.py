@@ -78,6 +78,7 @@ class ClusterClient:
         self._brokers: dict[int, Address] = {}
         self._topics: dict[str, TopicInfo] = {}
         self._coordinators: dict[tuple[CoordinatorKind, str], Address] = {}
+        """By what is coordinated, and its name."""
         self._suspects: set[Address] = set()
         """Brokers that failed when others could be asked instead: they are asked last."""
         self._read_replicas: dict[TopicPartition, tuple[int, float]] = {}
@@ -351,6 +352,15 @@ class ClusterClient:
         self.refresh([], self.attempts("the brokers"))
         return sorted(self._brokers)
 
+    def serves(self, *wanted: type[Request]) -> bool:
+        """Whether the brokers know these requests, by what one of them says."""
+        attempts = self.attempts("the brokers")
+        while True:
+            try:
+                return {each.api_key for each in wanted} <= self._any_connection().offered.keys()
+            except ApiError as error:
+                attempts.failed(error)
+
     # For those that keep requests in flight, or try again, themselves.
 
     def coordinator(self, key: str, kind: CoordinatorKind = CoordinatorKind.GROUP) -> BlockingConnection:
@@ -366,6 +376,19 @@ class ClusterClient:
     def forget_coordinator(self, key: str, kind: CoordinatorKind = CoordinatorKind.GROUP) -> None:
         """Whoever coordinates this is to be found anew: the one that is known failed."""
         self._coordinators.pop((kind, key), None)
+
+    def learn_transaction_coordinators(self, transactional_ids: Iterable[str]) -> None:
+        """One request for all coordinators that are not known yet, where the brokers take it; what fails stays so."""
+        unknown = [each for each in transactional_ids if (CoordinatorKind.TRANSACTION, each) not in self._coordinators]
+        if len(unknown) < 2:
+            return
+        connection = self._any_connection()
+        if connection.offered[FindCoordinatorRequest.api_key].high <= _ONE_COORDINATOR_VERSION:
+            return
+        message = FindCoordinatorRequest(key_type=CoordinatorKind.TRANSACTION, coordinator_keys=unknown)
+        for found in self.ask(connection, message).coordinators:
+            if not found.error_code:
+                self._coordinators[CoordinatorKind.TRANSACTION, found.key] = (found.host, found.port)
 
     def attempts(self, what: str) -> Attempts:
         """A fresh count of failures at `what`, under this client's settings."""

@@ -23,6 +23,7 @@ from millrace.client import requests, versions
 from millrace.client.blocking import BlockingConnection, Pending
 from millrace.client.cluster import ClusterClient
 from millrace.client.retrying import Attempts, is_retriable
+from millrace.client.transactions import PRODUCE_VERSION, Transaction, add_partitions
 from millrace.errors import ApiError, ErrorCode
 from millrace.model import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE, TopicPartition
 from millrace.records.batch import add_sequence
@@ -69,6 +70,8 @@ class _Lane:
     acknowledged: bool = False
     """Whether the partition has taken a batch of this producer. Until then Kafka takes any sequence: were a second
     batch under way when the first is refused for a moment (a topic just created), it would be taken as the first."""
+    in_transaction: bool = False
+    """Whether the coordinator knows that the producer's transaction writes here."""
 
     @property
     def may_send(self) -> bool:
@@ -94,10 +97,15 @@ class BatchProducer:
         *,
         acks: int = ACKS_ALL,
         idempotent: bool = True,
+        transaction: Transaction | None = None,
         request_bytes: int = DEFAULT_REQUEST_BYTES,
         timeout_ms: int | None = None,
     ) -> None:
-        """`idempotent` needs acks=all, and is off without; the producer id is asked for here."""
+        """`idempotent` needs acks=all, and is off without; the producer id is asked for here.
+
+        With `transaction`, which has a producer id, batches are to be marked as transactional, and whoever began the
+        transaction ends it.
+        """
         self.client = client
         self._acks = acks
         self._request_bytes = request_bytes
@@ -105,7 +113,10 @@ class BatchProducer:
         # The broker answers when its time is over; only a broker that does not is given up.
         self._answer_timeout_ms = self._timeout_ms + client.settings.request_timeout_ms
         self.producer_id, self.producer_epoch = NO_PRODUCER_ID, NO_PRODUCER_EPOCH
-        if idempotent and acks == ACKS_ALL:
+        self.transaction = transaction
+        if transaction is not None:
+            self.producer_id, self.producer_epoch = transaction.producer_id, transaction.producer_epoch
+        elif idempotent and acks == ACKS_ALL:
             self.producer_id, self.producer_epoch = client.init_producer_id()
         self._lanes: dict[TopicPartition, _Lane] = {}
         self._flights: dict[int, deque[_Flight]] = {}
@@ -169,6 +180,7 @@ class BatchProducer:
         ready = [lane for lane in self._lanes.values() if lane.may_send]
         if ready:
             self.client.learn((lane.partition for lane in ready), ready[0].attempts)
+            self._join_transaction(ready)
         by_node: dict[int, list[_Lane]] = {}
         for lane in ready:
             node = self._node_for(lane)
@@ -177,6 +189,16 @@ class BatchProducer:
         for node, lanes in by_node.items():
             self._send_to(node, lanes)
         self._recover()
+
+    def _join_transaction(self, lanes: list[_Lane]) -> None:
+        """Tell the coordinator of partitions before anything is sent to them: it has to end the transaction there."""
+        if self.transaction is None:
+            return
+        joining = [lane for lane in lanes if not lane.in_transaction]
+        if joining:
+            add_partitions(self.client, self.transaction, [lane.partition for lane in joining])
+            for lane in joining:
+                lane.in_transaction = True
 
     def _send_to(self, node: int, lanes: list[_Lane]) -> None:
         flights = self._flights.setdefault(node, deque())
@@ -212,13 +234,18 @@ class BatchProducer:
             lane.node = node
             chosen.append((lane, batch))
         message = requests.produce(
-            {lane.partition: batch.data for lane, batch in chosen}, acks=self._acks, timeout_ms=self._timeout_ms
+            {lane.partition: batch.data for lane, batch in chosen},
+            acks=self._acks,
+            timeout_ms=self._timeout_ms,
+            transactional_id=None if self.transaction is None else self.transaction.transactional_id,
         )
         for lane, _ in chosen:
             lane.under_way += 1
         try:
             connection = self.client.connection(node)
-            pending = self.client.send(connection, message)
+            pending = self.client.send(
+                connection, message, at_most=None if self.transaction is None else PRODUCE_VERSION
+            )
         except ApiError as error:
             self._land_lost(node)
             self._land(chosen, error)

@@ -24,6 +24,8 @@ from millrace.wire.messages.group_offsets import (
 )
 from millrace.wire.messages.offsets import ListOffsetsRequest, ListOffsetsResponse
 from millrace.wire.messages.produce import ProduceRequest, ProduceResponse
+from millrace.wire.messages.topics import CreateTopicsRequest, CreateTopicsResponse
+from millrace.wire.messages.transactions import AddPartitionsToTxnRequest, AddPartitionsToTxnResponse
 from millrace.wire.schema import Request
 
 T = TypeVar("T")
@@ -203,9 +205,12 @@ def _read_fetched(data: FetchResponse.PartitionData) -> Fetched:
     )
 
 
-def produce(batches: Mapping[TopicPartition, bytes], *, acks: int, timeout_ms: int) -> ProduceRequest:
+def produce(
+    batches: Mapping[TopicPartition, bytes], *, acks: int, timeout_ms: int, transactional_id: str | None = None
+) -> ProduceRequest:
     """One batch per partition, which is all that the protocol allows."""
     return ProduceRequest(
+        transactional_id=transactional_id,
         acks=acks,
         timeout_ms=timeout_ms,
         topic_data=[
@@ -231,6 +236,60 @@ def read_produce(response: ProduceResponse) -> Iterator[Outcome[int]]:
                 reasons = [item.batch_index_error_message for item in each.record_errors]
                 error = ApiError(code, each.error_message or "; ".join(filter(None, reasons)))
             yield Outcome(TopicPartition(topic.name, each.index), each.base_offset, error)
+
+
+def create_topic(name: str, config: Mapping[str, str], *, timeout_ms: int) -> CreateTopicsRequest:
+    """One topic of one partition, with as many replicas as the brokers give by default."""
+    return CreateTopicsRequest(
+        topics=[
+            CreateTopicsRequest.CreatableTopic(
+                name=name,
+                num_partitions=1,
+                replication_factor=-1,
+                configs=[
+                    CreateTopicsRequest.CreatableTopicConfig(name=setting, value=value)
+                    for setting, value in config.items()
+                ],
+            )
+        ],
+        timeout_ms=timeout_ms,
+    )
+
+
+def read_create_topic(response: CreateTopicsResponse) -> None:
+    """ApiError where it was not created; one that somebody else created meanwhile is as good."""
+    for topic in response.topics:
+        code = known_code(topic.error_code)
+        if code not in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
+            raise ApiError(code, topic.error_message or "")
+
+
+def add_partitions_to_txn(
+    transactional_id: str, producer_id: int, producer_epoch: int, partitions: Iterable[TopicPartition]
+) -> AddPartitionsToTxnRequest:
+    """As clients ask it, which is up to version 3; the later ones are for brokers."""
+    return AddPartitionsToTxnRequest(
+        v3_and_below_transactional_id=transactional_id,
+        v3_and_below_producer_id=producer_id,
+        v3_and_below_producer_epoch=producer_epoch,
+        v3_and_below_topics=[
+            AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(name=name, partitions=indexes)
+            for name, indexes in by_topic(partitions).items()
+        ],
+    )
+
+
+def read_add_partitions_to_txn(response: AddPartitionsToTxnResponse) -> None:
+    """ApiError unless every partition was added; of several, the one that says most."""
+    codes = [
+        known_code(each.partition_error_code)
+        for topic in response.results_by_topic_v3_and_below
+        for each in topic.results_by_partition
+    ]
+    # Next to one that was refused, the others are only OPERATION_NOT_ATTEMPTED.
+    failed = [code for code in codes if code not in (ErrorCode.NONE, ErrorCode.OPERATION_NOT_ATTEMPTED)]
+    if failed or not all(code is ErrorCode.NONE for code in codes):
+        raise ApiError((failed or codes)[0])
 
 
 def offset_commit(group_id: str, offsets: Mapping[TopicPartition, int]) -> OffsetCommitRequest:

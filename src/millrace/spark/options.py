@@ -38,6 +38,9 @@ S = TypeVar("S", bound=str)
 
 DEFAULT_MAX_TRIGGER_DELAY_MS: Final = 15 * 60 * 1000
 DEFAULT_MAX_BATCH_BYTES: Final = 512 * 1024
+DEFAULT_DECISIONS_TOPIC: Final = "millrace-sink-decisions"
+DEFAULT_TRANSACTION_TIMEOUT_MS: Final = 15 * 60 * 1000
+"""What Kafka's brokers allow at most, unless they are told otherwise."""
 
 CORRUPT: Final = "_corrupt"
 """The column with the text of a value that does not match value.schema."""
@@ -72,7 +75,7 @@ _SOURCE_NAMES: Final = (
     "fetchOffset.numRetries",
     "fetchOffset.retryIntervalMs",
 )
-_SINK_NAMES: Final = ("topic", "includeHeaders")
+_SINK_NAMES: Final = ("topic", "includeHeaders", "delivery", "sinkName", "decisionsTopic")
 _OF_SPARK: Final = frozenset({"path", "checkpointlocation", "queryname", "outputmode", "name"})
 """Options of Spark itself, which it hands to every source or sink."""
 
@@ -90,12 +93,14 @@ _REFUSED_BY_SINK: Final = {
     "value.serializer": f"values are written as they are; {_ENCODE_YOURSELF}",
     "interceptor.classes": "records reach the log as they are in the query",
     "partitioner.class": "add a partition column to choose the partition of each row",
-    "transactional.id": "transactions are not supported by the sink; leave it out",
+    "transactional.id": "the sink names its transactions itself; see option delivery",
 }
 
 # Read here, not by the client.
 _OF_SOURCE_CLIENT: Final = frozenset({"isolation.level", "max.partition.fetch.bytes", "check.crcs", "group.id"})
-_OF_SINK_CLIENT: Final = frozenset({"acks", "compression.type", "batch.size", "max.request.size"})
+_OF_SINK_CLIENT: Final = frozenset(
+    {"acks", "compression.type", "batch.size", "max.request.size", "transaction.timeout.ms"}
+)
 
 
 class ValueFormat(StrEnum):
@@ -117,6 +122,17 @@ class TimestampStrategy(StrEnum):
 
     ERROR = "error"
     LATEST = "latest"
+
+
+class Delivery(StrEnum):
+    """What a repeated piece of a query means for the topics it writes."""
+
+    EXACTLY_ONCE = "exactly-once"
+    AT_LEAST_ONCE = "at-least-once"
+
+
+STREAM_DELIVERY: Final = Delivery.AT_LEAST_ONCE
+"""What a streaming query has that does not say; a batch query writes at least once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +240,12 @@ class SinkOptions:
     acks: int = -1
     codec: Codec = Codec.NONE
     max_batch_bytes: int = DEFAULT_MAX_BATCH_BYTES
+    delivery: Delivery | None = None
+    """None where it was not given: the default depends on the query."""
+    sink_name: str = ""
+    """Which of the writes of a micro-batch this is, where there are several."""
+    decisions_topic: str = DEFAULT_DECISIONS_TOPIC
+    transaction_timeout_ms: int = DEFAULT_TRANSACTION_TIMEOUT_MS
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SinkOptions:
@@ -234,6 +256,9 @@ class SinkOptions:
         topic = given.text("topic")
         if topic and (reason := invalid_topic_name_reason(topic)):
             raise ConfigError(f"option 'topic': {reason}, not {topic!r}")
+        decisions_topic = given.text("decisionsTopic") or DEFAULT_DECISIONS_TOPIC
+        if reason := invalid_topic_name_reason(decisions_topic):
+            raise ConfigError(f"option 'decisionsTopic': {reason}, not {decisions_topic!r}")
         codecs = ("none", "uncompressed", "gzip", "snappy", "lz4", "zstd")
         return cls(
             client=_client(properties, _OF_SINK_CLIENT),
@@ -241,7 +266,27 @@ class SinkOptions:
             acks={"all": -1, "-1": -1, "1": 1, "0": 0}[given.choice("kafka.acks", ("all", "-1", "1", "0"))],
             codec=codec_named(given.choice("kafka.compression.type", codecs)),
             max_batch_bytes=given.number("kafka.batch.size") or DEFAULT_MAX_BATCH_BYTES,
+            delivery=given.choice("delivery", tuple(Delivery)) if given.has("delivery") else None,
+            sink_name=given.text("sinkName"),
+            decisions_topic=decisions_topic,
+            transaction_timeout_ms=given.number("kafka.transaction.timeout.ms") or DEFAULT_TRANSACTION_TIMEOUT_MS,
         )
+
+    def for_batch(self) -> SinkOptions:
+        """The options of a batch query, with its defaults."""
+        return self._with_delivery(self.delivery or Delivery.AT_LEAST_ONCE)
+
+    def for_stream(self) -> SinkOptions:
+        """The options of a streaming query, with its defaults."""
+        return self._with_delivery(self.delivery or STREAM_DELIVERY)
+
+    def _with_delivery(self, delivery: Delivery) -> SinkOptions:
+        if delivery is Delivery.EXACTLY_ONCE and self.acks != -1:
+            raise ConfigError(
+                "option 'kafka.acks' must be all for delivery=exactly-once: leave it out, "
+                "or set option delivery to at-least-once"
+            )
+        return replace(self, delivery=delivery)
 
 
 class _Options:

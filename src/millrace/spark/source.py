@@ -78,13 +78,13 @@ class MillraceSource(DataSource):
         from millrace.spark.options import SinkOptions
         from millrace.spark.writer import BatchWriter
 
-        return BatchWriter(SinkOptions.parse(self.options), schema, overwrite)
+        return BatchWriter(SinkOptions.parse(self.options).for_batch(), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
         from millrace.spark.options import SinkOptions
         from millrace.spark.writer import StreamWriter
 
-        return StreamWriter(SinkOptions.parse(self.options), schema, overwrite)
+        return StreamWriter(SinkOptions.parse(self.options).for_stream(), schema, overwrite)
 
     def _source_options(self, schema: StructType) -> SourceOptions:
         options = SourceOptions.parse(self.options)

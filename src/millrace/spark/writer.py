@@ -6,17 +6,20 @@ the business of `client.producing`. A topic that is missing is created by the br
 themselves, as with Spark's Kafka sink.
 
 What is promised: a task returns its commit message only after every row is acknowledged by all in-sync replicas, and
-retries inside a task store each row once and in order. A task that Spark runs again writes its rows again: at least
-once. `BatchFence` is where that decision is made.
+retries inside a task store each row once and in order. What a repeated task or batch means is option `delivery`: with
+at-least-once it writes its rows again, with exactly-once see `exactly_once`, which has the protocol; here it is only
+applied. A batch query outside of a stream has no number by which a repetition could be known: with exactly-once its
+tasks write in transactions that the driver commits when all are done.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import uuid
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Final
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -33,22 +36,23 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from millrace.client import transactions
 from millrace.client.cluster import ClusterClient
 from millrace.client.producing import BatchProducer, Written
-from millrace.client.settings import ClientSettings
+from millrace.client.transactions import Transaction
 from millrace.clock import SystemClock
-from millrace.errors import ConfigError
+from millrace.errors import ApiError, ConfigError
 from millrace.model import TopicPartition
+from millrace.spark import exactly_once
 from millrace.spark.batches import BatchSettings, Rows, encode_rows, partition_for_keys
-from millrace.spark.options import SinkOptions
+from millrace.spark.decisions import DecisionLog
+from millrace.spark.exactly_once import BatchFence, Part
+from millrace.spark.options import Delivery, SinkOptions
 from millrace.spark.source import HEADERS
 from millrace.spark.worker import settle
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
-
-QUERY_ID_PROPERTY: Final = "sql.streaming.queryId"
-BATCH_ID_PROPERTY: Final = "streaming.sql.batchId"
 
 _GATHER_BYTES: Final = 8 * 1024 * 1024
 """Rows are partitioned in chunks of at least this size where there are as many, so that batches are not tiny."""
@@ -105,47 +109,20 @@ def _find(schema: StructType, name: str, *kinds: DataType) -> int | None:
     return None
 
 
-# --- what a repeated batch means --------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class BatchFence:
-    """Which piece of which streaming batch a task writes: the same for every attempt at it, and for nothing else.
-
-    Today nothing is fenced: a repeated batch is written again. Everything a fence needs is here: a transactional id
-    that all attempts share, so that a later one shuts out an earlier one, and the batch's number, so that a batch
-    that was committed can be recognised.
-    """
-
-    query_id: str
-    batch_id: int
-    task: int
-
-    @classmethod
-    def of(cls, local_property: Callable[[str], str | None], task: int) -> BatchFence | None:
-        """What Spark tells a task by its local properties; None for a batch query, whose pieces have no name."""
-        query_id, batch_id = local_property(QUERY_ID_PROPERTY), local_property(BATCH_ID_PROPERTY)
-        if not query_id or not batch_id:
-            return None
-        return cls(query_id, int(batch_id), task)
-
-    @property
-    def transactional_id(self) -> str:
-        return f"millrace-{self.query_id}-{self.task}"
-
-    @staticmethod
-    def is_done(fence: BatchFence | None) -> bool:
-        """Whether the rows of this piece are known to be stored already, so that writing them can be left out."""
-        del fence  # at least once: nobody keeps a record of what was committed
-        return False
+# --- what tasks tell the driver ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class RowsWritten(WriterCommitMessage):
-    """What one task stored, where."""
+    """What one task stored, where, and in which open transaction if in one."""
 
     fence: BatchFence | None
     partitions: Mapping[TopicPartition, Written] = field(default_factory=dict)
+    part: Part | None = None
+    lone: Transaction | None = None
+    """The transaction of a task of a batch query."""
+    was_decided: bool = False
+    """Whether the rows were left out, because the batch was decided before."""
 
     @property
     def records(self) -> int:
@@ -156,19 +133,56 @@ class RowsWritten(WriterCommitMessage):
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """`df.write.format("millrace").mode("append").save()`."""
+    """`df.write.format("millrace").mode("append").save()`, also in a function for foreachBatch."""
 
     def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
         if overwrite:
             raise ConfigError("a topic cannot be overwritten: use mode('append')")
         self._options = options
         self._columns = SinkColumns.of(schema, options.topic)
+        self._name = str(uuid.uuid4())
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> RowsWritten:
-        return write_rows(iterator, self._options, self._columns)
+        return write_rows(iterator, self._options, self._columns, self._begin)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Have what the tasks wrote counted; with at-least-once it counts already."""
+        commit(self._options, messages)
+        lone = _lone(messages)
+        if lone:
+            with kept_log(self._options) as log:
+                refused = transactions.end(log.client, lone, commit=True)
+            for transaction, error in refused.items():
+                raise ApiError(error.code, f"{error.message} (transaction '{transaction.transactional_id}')")
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Rows that were acknowledged stay: a log has no way to take them back."""
+        """With at-least-once, rows that were acknowledged stay: a log has no way to take them back."""
+        abort(self._options, messages)
+        lone = _lone(messages)
+        if lone:
+            with kept_log(self._options) as log:
+                transactions.end(log.client, lone, commit=False)
+
+    def _begin(self, log: DecisionLog) -> RowsWritten:
+        fence = _fence(self._options, other_run=self._name)
+        timeout_ms = self._options.transaction_timeout_ms
+        if fence is None:
+            return RowsWritten(None, lone=exactly_once.begin_alone(log.client, timeout_ms))
+        if not fence.sink_name:
+            raise ConfigError(
+                "a write in foreachBatch needs a name for delivery=exactly-once, which tells it from the other "
+                "writes of the batch: set option sinkName, the same in every batch"
+            )
+        begun = _begun(log, fence, timeout_ms)
+        if begun.was_decided:
+            decided = log.state(fence.sink).decided
+            if decided is not None and decided.batch_id == fence.batch_id and decided.series.run == fence.run:
+                # A batch is repeated by another run, so this is not a repetition.
+                raise ConfigError(
+                    f"batch {fence.batch_id} was written under the sinkName '{fence.sink_name}' already: "
+                    "give every write of a batch a name of its own"
+                )
+        return begun
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -180,72 +194,170 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self._columns = SinkColumns.of(schema, options.topic)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> RowsWritten:
-        return write_rows(iterator, self._options, self._columns)
+        return write_rows(iterator, self._options, self._columns, self._begin)
 
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 (Spark's name)
-        """Nothing is left to do: a task's rows are stored when it returns."""
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803, ARG002 (Spark's)
+        """Have what the tasks wrote counted; with at-least-once it counts already."""
+        commit(self._options, messages)
 
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Rows that were acknowledged stay: a log has no way to take them back."""
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803, ARG002
+        """With at-least-once, rows that were acknowledged stay: a log has no way to take them back."""
+        abort(self._options, messages)
+
+    def _begin(self, log: DecisionLog) -> RowsWritten:
+        fence = _fence(self._options)
+        if fence is None or not fence.run:
+            raise ConfigError("Spark does not say which query this is: set option delivery to at-least-once")
+        return _begun(log, fence, self._options.transaction_timeout_ms)
+
+
+def commit(options: SinkOptions, messages: Iterable[WriterCommitMessage | None]) -> None:
+    """Decide for a micro-batch, or finish what was decided; nothing to do where no task took part."""
+    told = _taking_part(messages)
+    if not told:
+        return
+    parts = {each.part: tuple(each.partitions) for each in told if each.part is not None}
+    fences = [each.fence for each in told if each.fence is not None]
+    losers = [
+        each.fence.usual_id(each.part.series) for each in told if each.fence and each.part and not each.part.usual
+    ]
+    with kept_log(options) as log:
+        exactly_once.commit(log, fences[0], parts, losers)
+
+
+def abort(options: SinkOptions, messages: Iterable[WriterCommitMessage | None]) -> None:
+    """Give up what is not decided."""
+    told = [each for each in _taking_part(messages) if each.part is not None]
+    if told:
+        with kept_log(options) as log:
+            fence = told[0].fence
+            assert fence is not None
+            exactly_once.abort(log, fence, [each.part for each in told if each.part is not None])
+
+
+def _taking_part(messages: Iterable[WriterCommitMessage | None]) -> list[RowsWritten]:
+    return [each for each in messages if isinstance(each, RowsWritten) and (each.part is not None or each.was_decided)]
+
+
+def _lone(messages: Iterable[WriterCommitMessage | None]) -> list[Transaction]:
+    return [each.lone for each in messages if isinstance(each, RowsWritten) and each.lone is not None]
 
 
 # --- on an executor ---------------------------------------------------------------------------------------------------
 
 
-def write_rows(batches: Iterable[pa.RecordBatch], options: SinkOptions, columns: SinkColumns) -> RowsWritten:
-    """Write one task's rows; when this returns they are stored."""
-    context = TaskContext.get()
-    task = context.partitionId() if context is not None else 0
-    fence = BatchFence.of(context.getLocalProperty, task) if context is not None else None
-    if BatchFence.is_done(fence):
-        return RowsWritten(fence)
+def write_rows(
+    batches: Iterable[pa.RecordBatch],
+    options: SinkOptions,
+    columns: SinkColumns,
+    begin: Callable[[DecisionLog], RowsWritten],
+) -> RowsWritten:
+    """Write one task's rows; when this returns they are stored. `begin` is asked where there are transactions."""
     chunks = gather(batches, _GATHER_BYTES)
     first = next(chunks, None)
     if first is None:  # an empty task does not bother the brokers
-        return RowsWritten(fence)
+        return RowsWritten(_fence(options))
     settle()
-    with kept_producer(options) as producer:
-        # Where keyless rows begin: at random, or small tasks would all write to the first partitions.
-        writer = RowWriter(producer, options, columns, start=random.randrange(1 << 16))  # noqa: S311 (no secret)
-        writer.add(first)
-        for chunk in chunks:
-            writer.add(chunk)
-        return RowsWritten(fence, writer.finish())
+    if options.delivery is not Delivery.EXACTLY_ONCE:
+        with kept_producer(options) as producer:
+            return RowsWritten(_fence(options), _write(producer, options, columns, first, chunks))
+    with kept_log(options) as log:
+        begun = begin(log)
+        transaction = begun.lone if begun.part is None else begun.part.transaction
+        if transaction is None:
+            return begun
+        try:
+            producer = BatchProducer(log.client, transaction=transaction)
+            return replace(begun, partitions=_write(producer, options, columns, first, chunks))
+        except BaseException:
+            transactions.abandon(log.client, transaction)
+            raise
 
 
-_kept: dict[tuple[ClientSettings, int], BatchProducer] = {}
-"""Producers at rest, by what they were made from: at most a few, for a process writes to few clusters."""
+def _write(
+    producer: BatchProducer,
+    options: SinkOptions,
+    columns: SinkColumns,
+    first: pa.RecordBatch,
+    others: Iterable[pa.RecordBatch],
+) -> dict[TopicPartition, Written]:
+    # Where keyless rows begin: at random, or small tasks would all write to the first partitions.
+    writer = RowWriter(producer, options, columns, start=random.randrange(1 << 16))  # noqa: S311 (no secret)
+    writer.add(first)
+    for chunk in others:
+        writer.add(chunk)
+    return writer.finish()
+
+
+def _fence(options: SinkOptions, *, other_run: str = "") -> BatchFence | None:
+    context = TaskContext.get()
+    if context is None:
+        return None
+    fence = BatchFence.of(
+        context.getLocalProperty, context.partitionId(), sink_name=options.sink_name, other_run=other_run
+    )
+    return fence and replace(fence, attempt=context.attemptNumber(), attempt_id=context.taskAttemptId())
+
+
+def _begun(log: DecisionLog, fence: BatchFence, timeout_ms: int) -> RowsWritten:
+    part = exactly_once.begin_part(log, fence, timeout_ms)
+    return RowsWritten(fence, part=part, was_decided=part is None)
+
+
+class _WithClient(Protocol):
+    """What is kept between tasks."""
+
+    client: ClusterClient
+
+
+K = TypeVar("K", bound=_WithClient)
+
+_kept: dict[Hashable, Any] = {}
+"""Producers and logs at rest, by what they were made from: at most a few, for a process writes to few clusters."""
 
 
 @contextmanager
-def kept_producer(options: SinkOptions) -> Iterator[BatchProducer]:
-    """A producer that outlives the task: Spark uses a worker process for many tasks, one after another.
-
-    Brokers remember every producer id for a day, so a stream must not take a new one for each of its batches.
-    """
-    made_from = (options.client, options.acks)
-    producer = _kept.pop(made_from, None) or _new_producer(options)
+def _kept_or_new(made_from: Hashable, options: SinkOptions, make: Callable[[ClusterClient], K]) -> Iterator[K]:
+    """Something that outlives the task: Spark uses a worker process for many tasks, one after another."""
+    lent: K | None = _kept.pop(made_from, None)
+    if lent is None:
+        client = ClusterClient(options.client)
+        try:
+            lent = make(client)
+        except BaseException:
+            client.close()
+            raise
     try:
-        yield producer
-    except BaseException:  # after a failure its sequences are in doubt
-        producer.client.close()
+        yield lent
+    except BaseException:  # after a failure the sequences of a producer are in doubt, and answers may be under way
+        lent.client.close()
         raise
-    _kept[made_from] = producer
+    _kept[made_from] = lent
     while len(_kept) > _MAX_KEPT:
         _kept.pop(next(iter(_kept))).client.close()
 
 
-def _new_producer(options: SinkOptions) -> BatchProducer:
-    client = ClusterClient(options.client)
-    try:
-        return BatchProducer(client, acks=options.acks)
-    except BaseException:
-        client.close()
-        raise
+@contextmanager
+def kept_producer(options: SinkOptions) -> Iterator[BatchProducer]:
+    """An idempotent producer. Brokers remember every producer id for a day, so a stream must not take a new one for
+    each of its batches.
+    """
+    with _kept_or_new(
+        (options.client, options.acks), options, lambda client: BatchProducer(client, acks=options.acks)
+    ) as producer:
+        yield producer
+
+
+@contextmanager
+def kept_log(options: SinkOptions) -> Iterator[DecisionLog]:
+    """The log of decisions, with a client for everything else. What it has read once, it need not read again."""
+    topic = options.decisions_topic
+    with _kept_or_new((options.client, topic), options, lambda client: DecisionLog(client, topic)) as log:
+        yield log
 
 
 def close_kept_producers() -> None:
-    """End the connections of producers at rest, before the end of the process does."""
+    """End the connections of what is at rest, before the end of the process does."""
     while _kept:
         _kept.popitem()[1].client.close()
 
@@ -304,6 +416,7 @@ class RowWriter:
             producer_id=self._producer.producer_id,
             producer_epoch=self._producer.producer_epoch,
             base_sequence=self._producer.next_sequence(partition),
+            transactional=self._producer.transaction is not None,
         )
         for batch in encode_rows(records, rows, settings):
             self._producer.add(partition, batch.data, batch.count)

@@ -11,6 +11,8 @@ from millrace.model import TopicPartition
 from millrace.records.compression import Codec
 from millrace.spark.offsets import AtOffsets, AtTime, AtTimes, Edge
 from millrace.spark.options import (
+    STREAM_DELIVERY,
+    Delivery,
     SinkOptions,
     SourceOptions,
     Subscription,
@@ -211,6 +213,8 @@ def test_sink_defaults() -> None:
     options = SinkOptions.parse({**BROKER, "checkpointLocation": "/x", "path": "y"})
     assert options.topic is None
     assert (options.acks, options.codec, options.max_batch_bytes) == (-1, Codec.NONE, 512 * 1024)
+    assert (options.for_stream().delivery, options.for_batch().delivery) == (STREAM_DELIVERY, Delivery.AT_LEAST_ONCE)
+    assert (options.decisions_topic, options.transaction_timeout_ms) == ("millrace-sink-decisions", 900_000)
 
 
 def test_everything_that_can_be_set_of_the_sink() -> None:
@@ -223,10 +227,24 @@ def test_everything_that_can_be_set_of_the_sink() -> None:
             "kafka.compression.type": "ZSTD",
             "kafka.batch.size": "1000",
             "kafka.client.id": "me",
+            "delivery": "At-Least-Once",
+            "sinkName": "first",
+            "decisionsTopic": "d",
+            "kafka.transaction.timeout.ms": "5000",
         }
     )
     assert (options.topic, options.acks, options.codec, options.max_batch_bytes) == ("t", 1, Codec.ZSTD, 1000)
     assert options.client.client_id == "me"
+    assert options.for_stream().delivery is options.for_batch().delivery is Delivery.AT_LEAST_ONCE
+    assert (options.sink_name, options.decisions_topic, options.transaction_timeout_ms) == ("first", "d", 5000)
+
+
+@pytest.mark.parametrize("acks", ["1", "0"])
+def test_exactly_once_needs_every_acknowledgement(acks: str) -> None:
+    options = SinkOptions.parse({**BROKER, "kafka.acks": acks, "delivery": "exactly-once"})
+    for choose in (options.for_stream, options.for_batch):
+        with pytest.raises(ConfigError, match=r"must be all.*set option delivery to at-least-once"):
+            choose()
 
 
 @pytest.mark.parametrize(
@@ -240,7 +258,10 @@ def test_everything_that_can_be_set_of_the_sink() -> None:
         ("kafka.key.serializer", "x", "not supported"),
         ("kafka.value.serializer", "x", "not supported"),
         ("kafka.partitioner.class", "x", "partition column"),
-        ("kafka.transactional.id", "x", "not supported"),
+        ("kafka.transactional.id", "x", "see option delivery"),
+        ("delivery", "sometimes", "one of exactly-once, at-least-once"),
+        ("decisionsTopic", "a b", "option 'decisionsTopic'"),
+        ("kafka.transaction.timeout.ms", "soon", "above 0"),
         ("kafka.bootstrap.servers", "", "is missing"),
     ],
 )

@@ -39,6 +39,7 @@ OPTIONS = [
     ("starting", "earliest", "where a first run begins: earliest or latest"),
     ("max_records", "1000000", "most records of one batch"),
     ("trigger", "5 seconds", "how often lines are stored"),
+    ("delivery", "", "exactly-once or at-least-once, for topics; else what the sink does by default"),
 ]
 
 COMMON = r'^(\S+) \S+ (\S+) \[([^\]]+)\] "([^"]*)" (\d{3}) (\d+|-)(?: "([^"]*)" "([^"]*)")?\s*$'
@@ -61,7 +62,7 @@ def start(spark: SparkSession, options: Mapping[str, str]) -> list[StreamingQuer
     if options["format"] not in ("delta", "parquet"):
         raise ValueError(f"option format is delta or parquet, not '{options['format']}'")
     lines = parse(read(spark, options), options["pattern"], options["future"])
-    send = sinks.topic(connection(options))
+    send = sinks.topic(target(options))
     if options["format"] == "delta":
         keep = sinks.delta(options["warehouse"], partition_by=["day"])
         write = sinks.fan_out(
@@ -233,6 +234,11 @@ def present(groups: Mapping[str, Column]) -> Column:
 def connection(options: Mapping[str, str]) -> dict[str, str]:
     """How to reach the brokers: `kafka.bootstrap.servers`, and whatever was given for security."""
     return {name: value for name, value in options.items() if name.startswith("kafka.")}
+
+
+def target(options: Mapping[str, str]) -> dict[str, str]:
+    """Where and how topics are written."""
+    return {**connection(options), **({"delivery": options["delivery"]} if options["delivery"] else {})}
 
 
 def begin(stream: DataStreamWriter, name: str, options: Mapping[str, str]) -> StreamingQuery:

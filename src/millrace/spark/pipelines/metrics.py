@@ -41,6 +41,7 @@ OPTIONS = [
     ("starting", "earliest", "where a first run begins: earliest or latest"),
     ("max_records", "1000000", "most records of one batch"),
     ("trigger", "2 seconds", "how often results are made"),
+    ("delivery", "", "exactly-once or at-least-once, for topics; else what the sink does by default"),
 ]
 
 EVENT = "name string, value double, ts string, tags map<string,string>, _damaged string"
@@ -60,7 +61,7 @@ def start(spark: SparkSession, options: Mapping[str, str]) -> list[StreamingQuer
     ]
     if options["dead_letters"]:
         letters = sinks.dead_letters(events).writeStream.format("millrace").option("topic", options["dead_letters"])
-        queries.append(begin(letters.options(**connection(options)), "metrics-dead-letters", options))
+        queries.append(begin(letters.options(**target(options)), "metrics-dead-letters", options))
     return queries
 
 
@@ -145,13 +146,18 @@ def writer(options: Mapping[str, str]) -> sinks.BatchWriter:
     if options["output"]:
         named = ", ".join(f"`{key}`" for key in unique)
         columns = (f"to_json(struct({named})) AS key", "to_json(struct(*)) AS value")
-        writers.append(sinks.topic(connection(options), options["output"], columns=columns))
+        writers.append(sinks.topic(target(options), options["output"], columns=columns))
     return sinks.fan_out(*writers)
 
 
 def connection(options: Mapping[str, str]) -> dict[str, str]:
     """How to reach the brokers: `kafka.bootstrap.servers`, and whatever was given for security."""
     return {name: value for name, value in options.items() if name.startswith("kafka.")}
+
+
+def target(options: Mapping[str, str]) -> dict[str, str]:
+    """Where and how topics are written."""
+    return {**connection(options), **({"delivery": options["delivery"]} if options["delivery"] else {})}
 
 
 def begin(stream: DataStreamWriter, name: str, options: Mapping[str, str]) -> StreamingQuery:

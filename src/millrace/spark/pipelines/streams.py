@@ -46,6 +46,7 @@ OPTIONS = [
     ("starting", "earliest", "where a first run begins: earliest or latest"),
     ("max_records", "1000000", "most records of one batch"),
     ("trigger", "2 seconds", "how often results are made"),
+    ("delivery", "", "exactly-once or at-least-once, for topics; else what the sink does by default"),
 ]
 
 
@@ -164,12 +165,17 @@ def route(options: Mapping[str, str]) -> Column:
 
 
 def to_topics(records: DataFrame, options: Mapping[str, str]) -> DataStreamWriter:
-    return records.writeStream.format("millrace").options(**connection(options))
+    return records.writeStream.format("millrace").options(**target(options))
 
 
 def connection(options: Mapping[str, str]) -> dict[str, str]:
     """How to reach the brokers: `kafka.bootstrap.servers`, and whatever was given for security."""
     return {name: value for name, value in options.items() if name.startswith("kafka.")}
+
+
+def target(options: Mapping[str, str]) -> dict[str, str]:
+    """Where and how topics are written."""
+    return {**connection(options), **({"delivery": options["delivery"]} if options["delivery"] else {})}
 
 
 def begin(stream: DataStreamWriter, name: str, options: Mapping[str, str]) -> StreamingQuery:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pyspark.sql import DataFrame
 
 from millrace.errors import ConfigError
-from millrace.spark.writer import QUERY_ID_PROPERTY
+from millrace.spark.exactly_once import QUERY_ID_PROPERTY
 
 BatchWriter = Callable[[DataFrame, int], None]
 
