@@ -12,6 +12,9 @@ Invariants:
 - Whoever claims reads what is there then and confirms the claim by a second record, which says what was decided before
   the series and which series it knows of. That is final: from the claim on only decisions of the new series count. So
   compaction, with keys per series, may take away everything before it, and the place of the claim itself.
+- Records are appended by an idempotent producer: one that is sent again is not there twice, however late it comes.
+- A decision has a key of its own, with the number of its batch. It takes away the last but one, not the last, which
+  still counts where this one does not, because its series was superseded.
 - The end of the log is asked for (ListOffsets) before it is read: a leader that was just elected answers that only when
   it knows everything that was acknowledged, while a fetch may end before.
 """
@@ -26,6 +29,7 @@ from typing import Any, Final
 from millrace.client import requests
 from millrace.client.cluster import EARLIEST, LATEST, ClusterClient
 from millrace.client.fetching import FetchRange, read_range
+from millrace.client.producing import BatchProducer
 from millrace.client.transactions import Transaction
 from millrace.clock import SystemClock
 from millrace.errors import ApiError, ConfigError, ErrorCode
@@ -126,7 +130,8 @@ def after(state: State, record: Claim | Decision) -> State:
             return state
         return replace(state, decided=record)
     if record.series in state.former:
-        return state
+        # What it knew of the past is true all the same, and may stand nowhere else any more.
+        return replace(state, decided=_later(state.decided, record.decided)) if record.confirmed else state
     if record.confirmed:
         own = state.decided if state.decided is not None and state.decided.series == record.series else None
         return State(record.series, record.former, _later(record.decided, own))
@@ -151,21 +156,32 @@ def _later(one: Decision | None, other: Decision | None) -> Decision | None:
 _CLAIM: Final = "claim"
 _CONFIRMED: Final = "confirmed claim"
 _DECISION: Final = "decision"
-_KINDS: Final = (_CLAIM, _CONFIRMED, _DECISION)
 
 
 def key_of(sink: str, record: Claim | Decision) -> bytes:
-    return _key(sink, record.series, _kind(record))
+    name = [sink, str(record.series), _kind(record)]
+    return json.dumps([*name, record.batch_id] if isinstance(record, Decision) else name).encode()
+
+
+def entries_of(sink: str, record: Claim | Decision, before: State) -> list[tuple[bytes, bytes | None]]:
+    """What is appended for a record: itself, and the removal of what it makes superfluous, as far as it is known."""
+    gone: list[Claim | Decision] = []
+    last = before.decided
+    if isinstance(record, Decision):
+        if last is not None and last.series == record.series and last.batch_id < record.batch_id:
+            gone.append(replace(last, batch_id=last.batch_id - 1))
+    elif record.confirmed and record.former:
+        former = record.former[-1]
+        gone += [Claim(former), Claim(former, confirmed=True)]
+        if last is not None and last.series == former:
+            gone += [last, replace(last, batch_id=last.batch_id - 1)]
+    return [(key_of(sink, record), value_of(record)), *((key_of(sink, each), None) for each in gone)]
 
 
 def _kind(record: Claim | Decision) -> str:
     if isinstance(record, Decision):
         return _DECISION
     return _CONFIRMED if record.confirmed else _CLAIM
-
-
-def _key(sink: str, series: Series, kind: str) -> bytes:
-    return json.dumps([sink, str(series), kind]).encode()
 
 
 def value_of(record: Claim | Decision) -> bytes:
@@ -190,7 +206,7 @@ def read_entry(key: bytes | None, value: bytes | None) -> tuple[str, Claim | Dec
     if value is None:
         return None
     try:
-        sink, _, kind = json.loads(key or b"")
+        sink, _, kind, *_ = json.loads(key or b"")
         fields = json.loads(value)[kind]
         if kind == _DECISION:
             return str(sink), _read_decision(fields)
@@ -219,6 +235,7 @@ class DecisionLog:
         self._partition = TopicPartition(topic, 0)
         self._next_offset: int | None = None
         self._states: dict[str, State] = {}
+        self._producer: BatchProducer | None = None
 
     def state(self, sink: str) -> State:
         """What is known of a sink; everything is read that was acknowledged before this was called."""
@@ -232,32 +249,37 @@ class DecisionLog:
         state = self.state(sink)
         if series == state.series or series in state.former:
             return state
-        before = state.series
-        claim = state.claim(series)
-        self._append([(key_of(sink, claim), value_of(claim))])
+        self._append(entries_of(sink, state.claim(series), state))
         state = self.state(sink)
         if state.series == series:
-            confirmed = state.claim(series)
-            said_there = [] if before is None else [_key(sink, before, kind) for kind in _KINDS]
-            self._append(
-                [(key_of(sink, confirmed), value_of(confirmed)), *((key, None) for key in said_there)],
-            )
+            self._append(entries_of(sink, state.claim(series), state))
         return state
 
     def decide(self, sink: str, decision: Decision) -> bool:
         """Append a decision; whether it counts."""
         self._ensure_topic()
-        offset = self._append([(key_of(sink, decision), value_of(decision))])
+        offset = self._append(entries_of(sink, decision, self._states.get(sink, State())))
         self._read_to(offset + 1)
         # What was read may go further than the record, but nothing undoes a decision of this batch.
         return self._states.get(sink, State()).decided == decision
 
     def _append(self, entries: Sequence[tuple[bytes, bytes | None]]) -> int:
-        """The offset of the last entry. Sent again after a failure: one that is there twice says the same."""
+        """The offset of the last entry."""
+        producer = self._producer or BatchProducer(self.client)
+        self._producer = None  # after an error it is done for
         now_ms = _CLOCK.wall_ms()
-        records = [Record(index, now_ms, key, value) for index, (key, value) in enumerate(entries)]
-        batch = encode_batch(records, base_offset=0, compression=Codec.GZIP)
-        return self.client.produce({self._partition: batch})[self._partition] + len(entries) - 1
+        batch = encode_batch(
+            [Record(index, now_ms, key, value) for index, (key, value) in enumerate(entries)],
+            base_offset=0,
+            compression=Codec.GZIP,
+            producer_id=producer.producer_id,
+            producer_epoch=producer.producer_epoch,
+            base_sequence=producer.next_sequence(self._partition),
+        )
+        producer.add(self._partition, batch, len(entries))
+        producer.flush()
+        self._producer = producer
+        return producer.take_written()[self._partition].next_offset - 1
 
     def _ensure_topic(self) -> None:
         topic = self._partition.topic
