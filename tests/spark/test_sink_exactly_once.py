@@ -164,15 +164,3 @@ def test_a_batch_query_is_all_or_nothing(spark: SparkSession, bootstrap: str, to
     save = torn.write.format("millrace").options(**options).mode("append").save
     assert "has the partitions 0 to 1" in error_of(save)
     assert numbers(bootstrap, topic) == list(range(1000))
-
-
-def test_a_broker_without_transactions_is_named(
-    spark: SparkSession, bootstrap: str, topics: Topics, tmp_path: Path
-) -> None:
-    if has_transactions(bootstrap):
-        pytest.skip("the broker has transactions")
-    write_files(tmp_path / "in", files=1, rows=5)
-    frame = stream_files(spark, tmp_path / "in")
-    said = error_of(lambda: run(frame, bootstrap, topics.create(), tmp_path))
-    assert f"{bootstrap} has no transactions" in said
-    assert "set option delivery to at-least-once" in said

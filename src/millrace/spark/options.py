@@ -131,7 +131,7 @@ class Delivery(StrEnum):
     AT_LEAST_ONCE = "at-least-once"
 
 
-STREAM_DELIVERY: Final = Delivery.AT_LEAST_ONCE
+STREAM_DELIVERY: Final = Delivery.EXACTLY_ONCE
 """What a streaming query has that does not say; a batch query writes at least once."""
 
 

@@ -39,7 +39,7 @@ OPTIONS = [
     ("starting", "earliest", "where a first run begins: earliest or latest"),
     ("max_records", "1000000", "most records of one batch"),
     ("trigger", "5 seconds", "how often lines are stored"),
-    ("delivery", "", "exactly-once or at-least-once, for topics; else what the sink does by default"),
+    ("delivery", "", "exactly-once or at-least-once, for topics; exactly-once unless given"),
 ]
 
 COMMON = r'^(\S+) \S+ (\S+) \[([^\]]+)\] "([^"]*)" (\d{3}) (\d+|-)(?: "([^"]*)" "([^"]*)")?\s*$'

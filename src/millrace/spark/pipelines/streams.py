@@ -46,7 +46,7 @@ OPTIONS = [
     ("starting", "earliest", "where a first run begins: earliest or latest"),
     ("max_records", "1000000", "most records of one batch"),
     ("trigger", "2 seconds", "how often results are made"),
-    ("delivery", "", "exactly-once or at-least-once, for topics; else what the sink does by default"),
+    ("delivery", "", "exactly-once or at-least-once, for topics; exactly-once unless given"),
 ]
 
 
