@@ -11,14 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace.client.cluster import ClusterClient
-from millrace.client.settings import ClientSettings
-from millrace.errors import ApiError, ConfigError, ErrorCode, MillraceError
+from millrace.errors import ApiError, ErrorCode, MillraceError
 from millrace.model import TopicPartition
 from millrace.spark import exactly_once
 from millrace.spark.exactly_once import BatchFence, BatchTorn, Part, Superseded
-from millrace.wire.keys import ApiKey
-from support.fake_broker import FakeBroker
 from support.transaction_model import Killed, ModelClient, ModelCluster, ModelLog, ModelTransactions
 
 QUERY = "q"
@@ -355,12 +351,3 @@ def test_any_history_of_failures(failures: list[tuple[str, int, int, bool]]) -> 
             held.clear()
             batch += 1
         assert sorted(cluster.committed) == rows(0, 1, 2, 3, 4)
-
-
-def test_a_broker_without_transactions_is_named() -> None:
-    with FakeBroker({ApiKey.INIT_PRODUCER_ID: lambda _: None}) as broker:
-        client = ClusterClient(ClientSettings.from_properties({"bootstrap.servers": broker.bootstrap}))
-        with client, pytest.raises(ConfigError) as caught:
-            exactly_once.require_transactions(client)
-    assert f"{broker.bootstrap} has no transactions" in str(caught.value)
-    assert "set option delivery to at-least-once" in str(caught.value)
