@@ -20,7 +20,7 @@ Invariants:
 7. An id is forgotten only between transactions.
 
 Prepared transactions of KIP-939 are not here. They would be one more plan, beside `plan_init`, that answers with the
-ongoing transaction instead of aborting it, and a timeout that `is_timed_out` takes to be none.
+ongoing transaction instead of aborting it, and a timeout that the shard's deadlines leave out.
 
 Not here: bytes (`records`), durability and markers (`shard`), which errors a version knows (`handlers.transactions`).
 """
