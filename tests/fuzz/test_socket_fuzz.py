@@ -43,6 +43,7 @@ OWED_REPLY_S = 30.0
 
 TOPICS = ("plain", "compacted", "recompressed", "stamped")
 GROUPS = ("group-1", "group-2")
+TRANSACTIONAL_IDS = ("id-1", "id-2")
 SETTINGS = ("retention.ms", "cleanup.policy", "max.message.bytes", "segment.bytes", "compression.type", "no.such")
 VALUES = ("1", "-1", "compact", "delete", "compact,delete", "gzip", "zstd", "1048576", "", "soon", "9" * 100)
 
@@ -205,8 +206,10 @@ class Fuzzer:
                 return (6000,)
             case "committed_offset" | "fetch_offset" | "offset" | "timestamp":
                 return (0, 1, 2, -1, -2, -3, 2**62)
-            case "transactional_id" | "generation_id" | "member_epoch" | "generation_id_or_member_epoch":
-                return (None,) if name == "transactional_id" else (0, 1, -1)
+            case "transactional_id":
+                return TRANSACTIONAL_IDS
+            case "generation_id" | "member_epoch" | "generation_id_or_member_epoch":
+                return (0, 1, -1)
             case _:
                 return None
 

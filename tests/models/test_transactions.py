@@ -352,7 +352,7 @@ class Transactions(RuleBasedStateMachine):
             await self.bench.coordinator.stop()
             durable = partition.high_watermark.offset
             if loses:
-                partition.log.batches = [each for each in partition.log.batches if each[0] < durable]
+                partition.log.stored = [each for each in partition.log.stored if each[0] < durable]
                 partition.log.end_offset = durable
             else:
                 partition.commit()
@@ -396,7 +396,7 @@ class Transactions(RuleBasedStateMachine):
         """What a coordinator would find in the part of the log that is durable."""
         partition = self.bench.fake[0]
         found: dict[str, Transaction] = {}
-        for base, batch in partition.log.batches:
+        for base, batch in partition.log.stored:
             if base < partition.high_watermark.offset:
                 for name, transaction in read_batch(batch):
                     self.check_step(found.get(name), transaction)
@@ -460,15 +460,15 @@ def epoch_not_bumped(patch: pytest.MonkeyPatch) -> None:
 
 
 def markers_forgotten_on_failover(patch: pytest.MonkeyPatch) -> None:
-    load = TransactionShard._load
+    begin = TransactionShard._begin
 
-    async def planted(self: TransactionShard) -> None:
-        await load(self)
+    def planted(self: TransactionShard) -> None:
         for name, found in self.transactions.items():
             if found.state.is_prepared:
                 self.transactions[name] = state.complete(found, found.updated_ms)
+        begin(self)
 
-    patch.setattr(TransactionShard, "_load", planted)
+    patch.setattr(TransactionShard, "_begin", planted)
 
 
 def completed_without_markers(patch: pytest.MonkeyPatch) -> None:
@@ -482,7 +482,7 @@ def answered_before_it_is_durable(patch: pytest.MonkeyPatch) -> None:
     async def planted(_self: TransactionShard, _done: asyncio.Future[None]) -> None:
         pass
 
-    patch.setattr(TransactionShard, "_in_time", planted)
+    patch.setattr(TransactionShard, "in_time", planted)
 
 
 def last_epoch_not_written(patch: pytest.MonkeyPatch) -> None:
@@ -520,13 +520,13 @@ def new_id_forgotten_at_the_end(patch: pytest.MonkeyPatch) -> None:
 
 
 def timeouts_forgotten_on_failover(patch: pytest.MonkeyPatch) -> None:
-    load = TransactionShard._load
+    begin = TransactionShard._begin
 
-    async def planted(self: TransactionShard) -> None:
-        await load(self)
+    def planted(self: TransactionShard) -> None:
         self._deadlines.clear()
+        begin(self)
 
-    patch.setattr(TransactionShard, "_load", planted)
+    patch.setattr(TransactionShard, "_begin", planted)
 
 
 PLANTED = (

@@ -5,11 +5,12 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, TopicPartition
 
 from millrace.demo.pipelines import ENRICHED
 
@@ -25,13 +26,20 @@ class ResultReader(threading.Thread):
         self.joined = 0
         """Results of the stream-to-stream join that have both sides."""
         self.latest: dict[str, str] = {}
+        self._read_to: dict[tuple[str, int], int] = {}
         self._leaving = threading.Event()
         self._wanted = [
             TopicPartition(topic, number, OFFSET_BEGINNING)
             for topic, count in topics.items()
             for number in range(count)
         ]
-        self._consumer = Consumer({**settings, "group.id": "results", "enable.auto.commit": False})
+        self._consumer = Consumer(
+            {**settings, "group.id": "results", "enable.auto.commit": False, "enable.partition.eof": True}
+        )
+
+    def has_read(self, ends: Mapping[tuple[str, int], int]) -> bool:
+        """Whether everything below these offsets was read. Not by counting: ends of transactions have offsets, too."""
+        return all(self._read_to.get(place, 0) >= end for place, end in ends.items())
 
     def leave(self) -> None:
         self._leaving.set()
@@ -41,16 +49,23 @@ class ResultReader(threading.Thread):
             self._consumer.assign(self._wanted)
             while not self._leaving.is_set():
                 for message in self._consumer.consume(1000, 0.1):
-                    problem, topic, value = message.error(), message.topic(), message.value()
-                    if problem is not None:
-                        if not problem.retriable():
-                            self.error = problem.str()
-                    elif topic is not None:
-                        self._enter(topic, value or b"")
+                    self._take(message)
         except Exception as error:  # noqa: BLE001  # a thread's root: the summary tells it
             self.error = str(error)
         finally:
             self._consumer.close()
+
+    def _take(self, message: Message) -> None:
+        problem, topic, offset = message.error(), message.topic(), message.offset()
+        if problem is None:
+            assert topic is not None
+            self._enter(topic, message.value() or b"")
+        elif problem.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 (the library's name for it)
+            if not problem.retriable():
+                self.error = problem.str()
+            return
+        place = (topic or "", message.partition() or 0)
+        self._read_to[place] = max(self._read_to.get(place, 0), (offset or 0) + (problem is None))
 
     def _enter(self, topic: str, value: bytes) -> None:
         self.counts[topic] += 1

@@ -173,7 +173,7 @@ class Scenario:
         if failure is not None:
             self._problems.append(failure)
         ends = self._ends(self._outputs())
-        self._wait_for(lambda: self.reader.counts.total() >= sum(ends.values()), "every result being read")
+        self._wait_for(lambda: self.reader.has_read(ends), "every result being read")
         self._wait_for(lambda: self.archive.count >= self.account.acked(traffic.CHAT), "the chat being archived")
         self._end_threads()
 

@@ -111,9 +111,7 @@ class Partition:
             log.on_flushed.append(self._note_flushed)
             self._log = log
             self.high_watermark.advance(min(max(self._remembered, log.start_offset), log.end_offset))
-            self._recall_ended(log)
-            if self.leadership is not None:
-                self._begin_epoch(self.leadership, log)
+            self._take_up(log)
         return self._log
 
     def forget_log(self) -> None:
@@ -181,6 +179,16 @@ class Partition:
         if position is None or position.offset != offset:
             self._stable = position = self.log.position_of(offset)
         return position
+
+    def _take_up(self, log: Log) -> None:
+        """The log was opened: all that has to be known of it, or nothing."""
+        try:
+            self._recall_ended(log)
+        except Exception:
+            self._let_go(log)
+            raise
+        if self.leadership is not None:
+            self._begin_epoch(self.leadership, log)
 
     def _recall_ended(self, log: Log) -> None:
         """A snapshot of the producers has no transactions that ended: those that are not committed count, too."""
