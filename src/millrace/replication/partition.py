@@ -111,7 +111,12 @@ class Partition:
             log.on_flushed.append(self._note_flushed)
             self._log = log
             self.high_watermark.advance(min(max(self._remembered, log.start_offset), log.end_offset))
-            self._recall_ended(log)
+            try:
+                self._recall_ended(log)
+            except Exception:
+                # As a log without its epoch: a leader would say of it what it does not know.
+                self._let_go(log)
+                raise
             if self.leadership is not None:
                 self._begin_epoch(self.leadership, log)
         return self._log
