@@ -15,7 +15,7 @@ import logging
 import random
 import uuid
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -160,6 +160,8 @@ class Store:
 class SimCluster:
     """One run: steps, in the order that the seed says, and after each the check of what must hold."""
 
+    assignment: tuple[tuple[int, ...], ...] = ASSIGNMENT
+
     def __init__(self, seed: int, flush_mode: FlushMode) -> None:
         self.random = chance = random.Random(seed)
         self.clock = ManualClock(NOW_MS)
@@ -171,7 +173,7 @@ class SimCluster:
         """What is still on its way."""
         self.reigns: dict[int, Reign] = {}
         """Who believes to be controller."""
-        self.committed = [Committed(index) for index in range(len(ASSIGNMENT))]
+        self.committed = self._promises()
         self._broken: BrokenPromise | None = None
         self._is_healed = False
         self._lost, self._late = chance.choice((0.0, 0.03, 0.1)), chance.choice((0.05, 0.2, 0.4))
@@ -191,13 +193,15 @@ class SimCluster:
         acts, weights = zip(*self._steps(), strict=True)
         self._acts = iter(chance.choices(acts, weights, k=STEPS))
 
+    def _promises(self) -> Sequence[Committed]:
+        return [Committed(index) for index in range(len(self.assignment))]
+
+    def some(self, weight: float) -> float:
+        """A fault of this run: more of it, less, or none at all."""
+        return weight * self.random.choice((0.0, 0.0, 0.5, 1.0, 3.0))
+
     def _steps(self) -> list[tuple[Callable[[], None], float]]:
-        chance = self.random
-
-        def some(weight: float) -> float:
-            """A fault of this run: more of it, less, or none at all."""
-            return weight * chance.choice((0.0, 0.0, 0.5, 1.0, 3.0))
-
+        chance, some = self.random, self.some
         return [
             (self.produce, 20),
             (self.fetch, 40),
@@ -246,7 +250,7 @@ class SimCluster:
         self.store.append((ClusterCreated("c"), ControllerChanged(1, 1), *members), reign)
         choose = DirectoryChoice(self.store.image)
         partitions = tuple(
-            PartitionState(each, each, each[0], directories=choose.for_replicas(each)) for each in ASSIGNMENT
+            PartitionState(each, each, each[0], directories=choose.for_replicas(each)) for each in self.assignment
         )
         self.store.append((TopicCreated(TOPIC, TOPIC_ID, partitions),), reign)
         for broker in self.brokers.values():
@@ -301,7 +305,7 @@ class SimCluster:
 
     # --- clients ------------------------------------------------------------------------------------------------------
 
-    def _leader_heard_of_by(self, broker: SimBroker, index: int) -> SimBroker | None:
+    def leader_heard_of_by(self, broker: SimBroker, index: int) -> SimBroker | None:
         state = broker.image.partition(TOPIC_ID, index)
         return None if state is None or state.leader == NO_BROKER else self.brokers[state.leader]
 
@@ -314,7 +318,7 @@ class SimCluster:
             self._produce(producer, told_by)
 
     def _produce(self, producer: Producer, told_by: SimBroker) -> None:
-        at = self._leader_heard_of_by(told_by, producer.partition)
+        at = self.leader_heard_of_by(told_by, producer.partition)
         if at is None:
             return
         batches = producer.pending[:]
@@ -370,6 +374,10 @@ class SimCluster:
             except MillraceError:
                 continue
             self.committed[index].check_seen(mark)
+            self.read(partition)
+
+    def read(self, partition: Partition) -> None:
+        """What a consumer of the leader of the day sees, beyond that: a matter of transactions."""
 
     # --- replication --------------------------------------------------------------------------------------------------
 
@@ -612,7 +620,7 @@ class SimCluster:
         self._recover(self.random.choice((0.0, recovery.PATIENCE_S)), answers=0.8)
 
     def _recover(self, waited_s: float, answers: float) -> None:
-        orphans = [index for index in range(len(ASSIGNMENT)) if self.state_of(index).leader < 0]
+        orphans = [index for index in range(len(self.assignment)) if self.state_of(index).leader < 0]
         if not orphans:
             return
         survey = Survey()
@@ -633,7 +641,7 @@ class SimCluster:
 
     def hand_over(self) -> None:
         """A person has another member of an ISR lead, and the controller may give that one up before long."""
-        index = self.random.randrange(len(ASSIGNMENT))
+        index = self.random.randrange(len(self.assignment))
         state = self.state_of(index)
         others = [member for member in state.isr if member != state.leader]
         if not others or state.is_reassigning:
@@ -647,7 +655,7 @@ class SimCluster:
 
     def reassign(self) -> None:
         """A person moves a partition to other brokers, or takes a move back."""
-        index = self.random.randrange(len(ASSIGNMENT))
+        index = self.random.randrange(len(self.assignment))
         target: tuple[int, ...] | None = None
         kind = self.random.random()
         if kind < 0.3:  # the same brokers, and another preferred leader
@@ -831,8 +839,12 @@ class SimCluster:
             if producer.pending:
                 self._produce(producer, self.brokers[1])
 
+    def offline(self) -> set[int]:
+        """The partitions that nobody is left of."""
+        return {each.index for each in self.committed if self._is_rightly_offline(self.state_of(each.index))}
+
     def _is_well(self) -> bool:
-        offline = {each.index for each in self.committed if self._is_rightly_offline(self.state_of(each.index))}
+        offline = self.offline()
         if any(producer.pending for producer in self.producers if producer.partition not in offline):
             return False
         for committed in self.committed:
@@ -922,19 +934,19 @@ def _log_end(at: SimBroker, index: int) -> LogEnd | None:
         return None
 
 
-def simulate(seed: int, flush_mode: FlushMode) -> Counter[str]:
+def simulate(seed: int, flush_mode: FlushMode, kind: type[SimCluster] = SimCluster) -> Counter[str]:
     """One run from its beginning until all is well again; returns what happened how often.
 
     Raises `BrokenPromise` where something does not hold, with the last steps before that.
     """
-    run = SimCluster(seed, flush_mode)
+    run = kind(seed, flush_mode)
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)  # what brokers say of a thousand deaths is of no use here
     try:
         run.run()
         run.heal()
     except Exception as error:
-        text = f"{error!r}\nseed {seed}, flush.mode={flush_mode.value}, after\n{run.story()}"
+        text = f"{error!r}\n{kind.__name__}, seed {seed}, flush.mode={flush_mode.value}, after\n{run.story()}"
         raise BrokenPromise(text) from error
     finally:
         logging.disable(disabled)

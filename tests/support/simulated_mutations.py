@@ -1,8 +1,8 @@
-"""Bugs to plant in the rules of replication: the simulation must find each of them.
+"""Bugs to plant in the rules of replication and of transactions: the simulation must find each of them.
 
 A mutation is a function that patches the rule it breaks through `pytest.MonkeyPatch`. Each is a mistake that a broker
-of this kind could make; what it breaks is in docs/coordination.md. Run as a program, this prints the table of
-docs/testing.md.
+of this kind could make; what it breaks is in docs/coordination.md and docs/transactions.md. Run as a program, this
+prints the table of docs/testing.md.
 """
 
 from __future__ import annotations
@@ -22,11 +22,17 @@ from millrace.replication.leadership import Leadership
 from millrace.replication.partition import Partition
 from millrace.replication.replicas import Replicas
 from millrace.replication.watermark import Watermark
-from millrace.storage.producers import Producers
+from millrace.storage import recovery as storage_recovery
+from millrace.storage.producers import UNVERIFIED, Producers
 from millrace.storage.settings import FlushMode
+from millrace.transactions import state
+from millrace.transactions.state import Decision, Transaction
 from support import simulated_cluster
 from support.simulated_broker import Disks
+from support.simulated_cluster import SimCluster
 from support.simulated_promises import BrokenPromise
+from support.simulated_transactional_cluster import TransactionalCluster
+from support.simulated_transactions import Coordinator
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -37,6 +43,8 @@ class Mutation:
 
     name: str
     plant: Plant
+    kind: type[SimCluster] = SimCluster
+    """The runs that are to find it."""
 
     @property
     def description(self) -> str:
@@ -49,6 +57,12 @@ MUTATIONS: Final[dict[str, Mutation]] = {}
 def mutation(plant: Plant) -> Plant:
     name = plant.__name__
     MUTATIONS[name] = Mutation(name, plant)
+    return plant
+
+
+def mutation_of_transactions(plant: Plant) -> Plant:
+    name = plant.__name__
+    MUTATIONS[name] = Mutation(name, plant, TransactionalCluster)
     return plant
 
 
@@ -275,6 +289,109 @@ def _judge_by_the_isr_alone(self: Leadership) -> None:
     self.under_min_isr = len(state.isr) < min(replica.min_insync_replicas, len(state.replicas))
 
 
+# --- transactions -----------------------------------------------------------------------------------------------------
+
+
+@mutation_of_transactions
+def markers_forgotten_on_failover(patch: pytest.MonkeyPatch) -> None:
+    """A new coordinator takes what its predecessor decided for complete, whatever the partitions know."""
+
+    def forget(self: Coordinator) -> None:
+        for transactional_id, prepared in self.prepared():
+            self.transactions[transactional_id] = state.complete(prepared, prepared.updated_ms)
+
+    patch.setattr(Coordinator, "begin", forget)
+
+
+@mutation_of_transactions
+def transactions_load_before_they_are_committed(patch: pytest.MonkeyPatch) -> None:
+    """A new coordinator does not wait for what it reads, and acts on, to be committed."""
+    init = Coordinator.__init__
+
+    def load_nothing(self: Coordinator, *args: Any) -> None:
+        init(self, *args)
+        self._end = min(self._end, self.partition.high_watermark.offset)
+
+    patch.setattr(Coordinator, "__init__", load_nothing)
+
+
+@mutation_of_transactions
+def producer_epoch_kept(patch: pytest.MonkeyPatch) -> None:
+    """A producer keeps its epoch when its transaction ends, or is aborted by the coordinator."""
+    plan = state._plan_bumping_end
+
+    def plan_without_a_bump(current: Transaction, **more: Any) -> Decision:
+        after = plan(current, **more).after
+        assert after is not None
+        after = replace(after, producer_epoch=current.producer_epoch)
+        return Decision(after, after.next_producer)
+
+    patch.setattr(state, "_plan_bumping_end", plan_without_a_bump)
+
+
+@mutation_of_transactions
+def verification_skipped(patch: pytest.MonkeyPatch) -> None:
+    """A leader does not ask the coordinator whether a transaction has its partition (before version 2)."""
+    begin, append = Partition.begin_verification, Partition.append
+
+    def begin_none(self: Partition, *args: Any, bumps_epoch: bool) -> Any:
+        return begin(self, *args, bumps_epoch=True) if bumps_epoch else None
+
+    def append_unverified(self: Partition, data: Any, *, verification: Any = None, **more: Any) -> Any:
+        return append(self, data, verification=UNVERIFIED if verification is None else verification, **more)
+
+    patch.setattr(Partition, "begin_verification", begin_none)
+    patch.setattr(Partition, "append", append_unverified)
+
+
+@mutation_of_transactions
+def ended_transactions_are_stable(patch: pytest.MonkeyPatch) -> None:
+    """The last stable offset does not wait for markers to be committed."""
+    patch.setattr(Producers, "first_unstable", lambda self, _high_watermark: self.first_open_offset)
+
+
+@mutation_of_transactions
+def aborted_index_lost_in_recovery(patch: pytest.MonkeyPatch) -> None:
+    """Recovery makes the index of aborted transactions anew, and leaves it empty."""
+    replay = storage_recovery.replay
+
+    def replay_without_index(state: Any, segments: Any, from_offset: int, now_ms: int, **_: Any) -> None:
+        replay(state, segments, from_offset, now_ms, rebuild_from=None)
+
+    patch.setattr(storage_recovery, "replay", replay_without_index)
+
+
+@mutation_of_transactions
+def late_markers_taken(patch: pytest.MonkeyPatch) -> None:
+    """A partition does not look at the epochs of a marker's producer and coordinator."""
+    patch.setattr(Producers, "check_marker", lambda self, *_: None)
+
+
+@mutation_of_transactions
+def epochs_of_producers_not_looked_at(patch: pytest.MonkeyPatch) -> None:
+    """The coordinator takes requests of whoever has had the transactional id."""
+    patch.setattr(state, "_check_producer", lambda current, producer: None)
+    plan_end = state.plan_end
+
+    def plan_any_end(current: Any, producer: Any, **more: Any) -> Decision:
+        return plan_end(current, producer if current is None else current.producer, **more)
+
+    patch.setattr(state, "plan_end", plan_any_end)
+
+
+@mutation_of_transactions
+def complete_before_all_markers(patch: pytest.MonkeyPatch) -> None:
+    """A transaction is complete when the first partition has its marker."""
+    finish = Coordinator.finish
+
+    def finish_early(self: Coordinator, transactional_id: str, prepared: Transaction) -> None:
+        if self.marked[transactional_id]:
+            self.marked[transactional_id] |= {each.partition for each in prepared.partitions}
+        finish(self, transactional_id, prepared)
+
+    patch.setattr(Coordinator, "finish", finish_early)
+
+
 # --- the hunt ---------------------------------------------------------------------------------------------------------
 
 
@@ -294,7 +411,7 @@ def hunt(planted: Mutation, max_runs: int) -> Found | None:
         for run in range(max_runs):
             flush_mode = (FlushMode.OS, FlushMode.GROUP)[run % 2]
             try:
-                simulated_cluster.simulate(run // 2, flush_mode)
+                simulated_cluster.simulate(run // 2, flush_mode, planted.kind)
             except BrokenPromise as error:
                 return Found(run + 1, flush_mode, _invariant(error))
     return None

@@ -7,8 +7,8 @@ Letters as in the list of what a simulation of replication has to hold:
 (c) what a client has seen as committed, a later leader does not take back;
 (d) a partition changes one epoch at a time, its leader is in its ISR, and its ISR among its replicas;
 (e) what is acknowledged is committed, at the offset that the producer is told;
-(g) the committed batches of a producer follow each other without a gap or a repetition.
-(f), about transactions, does not apply: there are none.
+(g) the committed batches of a producer, in each of its epochs, follow each other without a gap or a repetition.
+(f), about transactions, is in `simulated_transactions`.
 
 A check looks only at what has changed since the last one: each log is read once, from where it was found to agree.
 """
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from millrace.cluster.image import ClusterImage
 from millrace.metadata.deltas import PartitionState
-from millrace.model import NO_BROKER, TopicPartition
+from millrace.model import NO_BROKER, NO_SEQUENCE, TopicPartition
 from millrace.records.batch import BatchHeader, split
 from millrace.replication.partition import Partition
 from millrace.storage.log import Log
@@ -52,7 +52,7 @@ class Committed:
         self._data = bytearray()
         self._positions = {0: 0}
         self._batches: dict[int, BatchHeader] = {}
-        self._sequences: dict[int, int] = {}
+        self._sequences: dict[tuple[int, int], int] = {}
         self._leaders: dict[int, tuple[int, int]] = {}
         self._agreed: dict[int, _Agreed] = {}
 
@@ -67,13 +67,15 @@ class Committed:
                 self._note(header, data)
 
     def _note(self, header: BatchHeader, data: memoryview) -> None:
-        expected = self._sequences.get(header.producer_id, -1) + 1
-        if header.base_sequence != expected:
-            raise BrokenPromise(
-                f"(g) partition {self.index} has sequence {header.base_sequence} of producer {header.producer_id}"
-                f" at offset {header.base_offset}, where {expected} should follow"
-            )
-        self._sequences[header.producer_id] = header.last_sequence
+        if header.base_sequence != NO_SEQUENCE:  # the broker's own batches have none
+            producer = (header.producer_id, header.producer_epoch)
+            expected = self._sequences.get(producer, -1) + 1
+            if header.base_sequence != expected:
+                raise BrokenPromise(
+                    f"(g) partition {self.index} has sequence {header.base_sequence} of producer {producer}"
+                    f" at offset {header.base_offset}, where {expected} should follow"
+                )
+            self._sequences[producer] = header.last_sequence
         self._batches[header.base_offset] = header
         self._data += data
         self.end = header.next_offset

@@ -185,6 +185,7 @@ class Partition:
         try:
             self._recall_ended(log)
         except Exception:
+            # As a log without its epoch: a leader would say of it what it does not know.
             self._let_go(log)
             raise
         if self.leadership is not None:

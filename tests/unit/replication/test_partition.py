@@ -162,6 +162,19 @@ class TestALogThatWasNotOpenedYet:
     def test_is_deleted_up_to_its_end(self, unopened: Partition) -> None:
         assert unopened.delete_records_before(-1) == 60
 
+    def test_says_nothing_before_its_transactions_were_read(
+        self, unopened: Partition, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def recall_ended(*_: object) -> None:
+            raise StorageError("the planted fault")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Log, "recall_ended", recall_ended)
+            for _ in range(2):
+                with pytest.raises(StorageError):
+                    unopened.latest_offset()
+        assert unopened.latest_offset() == 60
+
 
 class TestAGapInAProducersSequence:
     """Of two batches in flight the first was refused, and the second comes when the reason is over."""
