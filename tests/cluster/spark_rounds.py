@@ -58,7 +58,7 @@ _STABLE_WITHIN_S: Final = 30.0
 _HEALS_WITHIN_S: Final = 60.0
 _BATCH_WITHIN_S: Final = 480.0
 _READ_WITHIN_S: Final = 180.0
-_TASK_S: Final = 0.5
+_TASK_S: Final = 1.0
 """Two tasks run at a time, of as many as the input has partitions. Without this the stream would be over too soon."""
 _FIRST_BATCH_S: Final = 1.0
 """How long a batch takes, as far as nobody knows."""
