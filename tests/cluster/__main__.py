@@ -27,6 +27,7 @@ from cluster.machine_faults import MACHINE_ROWS
 from cluster.queue_faults import QUEUE_ROWS
 from cluster.rounds import Clusters, Result, Scale
 from cluster.setting_faults import SETTING_ROWS
+from cluster.spark_rounds import SPARK_ROWS
 from cluster.topic_faults import TOPIC_ROWS
 from cluster.transaction_faults import TRANSACTION_ROWS
 from support.cluster_processes import ClusterProcesses
@@ -42,6 +43,7 @@ TABLE: Final = (
     *GROUP_ROWS,
     *QUEUE_ROWS,
     *TRANSACTION_ROWS,
+    *SPARK_ROWS,
 )
 
 
@@ -83,7 +85,9 @@ def _tell(console: Console, name: str, result: Result) -> None:
         f"{time.strftime('%H:%M:%S')} {verdict} {name}: {report.acked:,} acked in {result.seconds:.0f} s, "
         f"longest pause {report.longest_pause_s:.1f} s, in sync {result.whole_s:.1f} s after healing"
     )
-    if not result.green:
+    if result.green:
+        console.print("\n".join(result.notes), markup=False, highlight=False, end="\n" if result.notes else "")
+    else:
         console.print(result.describe(), markup=False, highlight=False)
 
 

@@ -299,6 +299,8 @@ class Result:
     """From healing to every replica in sync."""
     failures: list[str] = field(default_factory=list)
     marks: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """What is worth telling of a green round, too."""
     seconds: float = 0.0
 
     @property
@@ -322,7 +324,8 @@ class Result:
     def describe(self) -> str:
         report = self.report
         counts = f"{report.acked} acked, {report.unknown} unknown, {report.polled} polled, {report.final} read at last"
-        return "\n".join([counts, *report.lines(), *self.failures, *(f"  {mark}" for mark in self.marks)])
+        details = [*self.notes, *(f"  {mark}" for mark in self.marks)]
+        return "\n".join([counts, *report.lines(), *self.failures, *details])
 
 
 def run_round(

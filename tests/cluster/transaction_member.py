@@ -492,13 +492,18 @@ _HEAD_BYTES: Final = len(encode_record(0, b""))
 
 
 def read_to_the_end(
-    bootstrap: str, places: list[TopicPartition], timeout_s: float, ends: Mapping[tuple[str, int], int] | None = None
+    bootstrap: str,
+    places: list[TopicPartition],
+    timeout_s: float,
+    ends: Mapping[tuple[str, int], int] | None = None,
+    *,
+    isolation: str = "read_committed",
 ) -> list[Message]:
     """What is committed below the present high watermarks, or these ends; KafkaException when that takes too long."""
     if ends is None:
         ends = {(each.topic, each.partition): end for each, end in zip(places, ends_of(bootstrap, places), strict=True)}
     messages = []
-    settings = {**CONSUMER, "isolation.level": "read_committed", "enable.partition.eof": True}
+    settings = {**CONSUMER, "isolation.level": isolation, "enable.partition.eof": True}
     consumer = Consumer({**settings, "bootstrap.servers": bootstrap})
     try:
         consumer.assign(places)

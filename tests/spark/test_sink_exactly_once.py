@@ -7,6 +7,7 @@ committed records by default.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +20,7 @@ from millrace.client.settings import ClientSettings
 from millrace.spark import sinks
 from millrace.spark.decisions import DecisionLog
 from millrace.spark.options import DEFAULT_DECISIONS_TOPIC
-from support.once_driver import STEPS
+from support.once_driver import KILLED_BATCH, REACHED, STEPS
 from support.read_back import read_back
 from support.servers import ROOT
 from support.spark_queries import error_of, has_transactions
@@ -36,10 +37,10 @@ def transactions(bootstrap: str) -> None:
         pytest.skip("the broker has no transactions")
 
 
-def write_files(folder: Path, files: int, rows: int) -> None:
-    folder.mkdir()
+def write_files(folder: Path, files: int, rows: int, first: int = 0) -> None:
+    folder.mkdir(parents=True)
     for number in range(files):
-        lines = "\n".join(str(number * rows + row) for row in range(rows))
+        lines = "\n".join(str(first + number * rows + row) for row in range(rows))
         (folder / f"{number:03}.txt").write_text(lines)
 
 
@@ -81,24 +82,25 @@ def test_a_stream_and_what_it_has_decided(spark: SparkSession, bootstrap: str, t
 
 
 @pytest.mark.usefixtures("transactions")
-@pytest.mark.timeout(DRIVER_TIMEOUT_S * (len(STEPS) + 1))
+@pytest.mark.timeout(2 * DRIVER_TIMEOUT_S)
 def test_a_driver_killed_at_every_step(bootstrap: str, topics: Topics, tmp_path: Path) -> None:
-    rows, files = 300, 2 * len(STEPS)
+    rows, files = 300, 3
     topic = topics.create(partitions=3)
-    write_files(tmp_path / "source", files, rows)
     for number, step in enumerate(STEPS):
-        done = run_driver(bootstrap, topic, tmp_path, f"{2 * number + 1}:{step}")
-        assert (tmp_path / f"died-{2 * number + 1}-{step}").exists(), done.stderr[-3000:]
-        assert (done.returncode == 0) == (step == "worker"), done.stderr[-3000:]
-    done = run_driver(bootstrap, topic, tmp_path, "never")
+        write_files(tmp_path / step / "source", files, rows, first=number * files * rows)
+    killed = run_driver(bootstrap, topic, tmp_path, "kill")
+    assert [step for step in STEPS if not (tmp_path / step / REACHED).exists()] == [], killed.stderr[-3000:]
+    assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
+    assert not (tmp_path / "before" / "checkpoint" / "commits" / str(KILLED_BATCH)).exists()
+    done = run_driver(bootstrap, topic, tmp_path, "go on")
     assert done.returncode == 0, done.stderr[-3000:]
-    assert numbers(bootstrap, topic) == list(range(rows * files))
+    assert numbers(bootstrap, topic) == list(range(rows * files * len(STEPS)))
 
 
-def run_driver(bootstrap: str, topic: str, home: Path, kill: str) -> subprocess.CompletedProcess[str]:
+def run_driver(bootstrap: str, topic: str, home: Path, what: str) -> subprocess.CompletedProcess[str]:
     paths = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])
     return subprocess.run(
-        [sys.executable, "-m", "support.once_driver", bootstrap, topic, str(home), kill],
+        [sys.executable, "-m", "support.once_driver", bootstrap, topic, str(home), what],
         env={**os.environ, "PYTHONPATH": paths, "PYSPARK_PYTHON": sys.executable},
         cwd=home,
         stdin=subprocess.DEVNULL,

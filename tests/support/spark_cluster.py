@@ -21,14 +21,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import psutil
 import pyspark
 
 from millrace.local.java import find_java, home_for_spark
+from support.servers import ServerFailed
 
 HOST = "127.0.0.1"
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 180.0
+FAST_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""For processes that do not live long enough to earn back what compilers cost."""
 _MASTER = "org.apache.spark.deploy.master.Master"
 _WORKER = "org.apache.spark.deploy.worker.Worker"
+_EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 
 
 class SparkCluster:
@@ -78,6 +83,11 @@ class SparkCluster:
         self._processes.clear()
         shutil.rmtree(self._home, ignore_errors=True)
 
+    def executors(self) -> list[psutil.Process]:
+        """The executors that run, of whatever application."""
+        children = [each for process in self._processes for each in psutil.Process(process.pid).children()]
+        return [each for each in children if _is_executor(each)]
+
     def log_of(self, name: str) -> str:
         return (self._home / f"{name}.log").read_text(errors="replace")
 
@@ -90,6 +100,7 @@ class SparkCluster:
     def _start(self, name: str, main_class: str, *arguments: str) -> None:
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PYSPARK"))}
         environment |= {"JAVA_HOME": str(home_for_spark(find_java())), "SPARK_DAEMON_MEMORY": "200m"}
+        environment |= {"SPARK_DAEMON_JAVA_OPTS": FAST_JAVA}
         program = Path(pyspark.__file__).parent / "bin" / "spark-class"
         with (self._home / f"{name}.log").open("wb") as log:
             self._processes.append(
@@ -112,4 +123,11 @@ class SparkCluster:
             if found:
                 return found.group(1)
             pause.wait(0.05)
-        raise RuntimeError(f"{name} did not say '{pattern}':\n{self.log_of(name)[-2000:]}")
+        raise ServerFailed(f"{name} did not say '{pattern}':\n{self.log_of(name)[-2000:]}")
+
+
+def _is_executor(process: psutil.Process) -> bool:
+    try:
+        return _EXECUTOR in process.cmdline()
+    except psutil.Error:  # gone, or about to be
+        return False
