@@ -234,15 +234,25 @@ class TransactionShard(StateShard):
             commits=prepared.state.commits,
             transaction_version=prepared.version,
         )
-        await self._markers.send(marker, prepared.partitions)
+        await self._until_done(transactional_id, lambda: self._markers.send(marker, prepared.partitions))
+
+        async def write() -> None:
+            await self._append([(transactional_id, state.complete(prepared, self._clock.wall_ms()))])
+
+        await self._until_done(transactional_id, write)
+
+    async def _until_done(self, transactional_id: str, attempt: Callable[[], Awaitable[None]]) -> None:
+        """Try for as long as the shard is there: whoever gave up would leave readers and producer waiting for ever."""
         while self.is_active:
             try:
-                await self._append([(transactional_id, state.complete(prepared, self._clock.wall_ms()))])
+                await attempt()
             except ApiError as error:
                 logger.debug("%r is not complete yet: %s", transactional_id, error)
-                await self._clock.sleep(_AGAIN_S)
+            except Exception:  # a fault of ours: the next attempt may do better, and the log says so
+                logger.exception("%r is not complete yet", transactional_id)
             else:
                 return
+            await self._clock.sleep(_AGAIN_S)
 
     # --------------------------------------------------------------------------------------------------------- writing
 

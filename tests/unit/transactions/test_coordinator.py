@@ -144,6 +144,24 @@ async def test_refused_appends_change_nothing_and_a_completion_is_tried_again(be
     assert bench.states()["x"].state is S.COMPLETE_COMMIT
 
 
+async def test_a_fault_on_the_way_to_the_partitions_is_told_and_the_markers_are_sent_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    me = await bench.begin("x", A)
+
+    async def fail(*_: object) -> None:
+        raise ZeroDivisionError("a fault of ours")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.markers, "send", fail)
+        await bench.coordinator.end("x", me, commits=True, version=2)
+        await settle()
+    assert "a fault of ours" in caplog.text
+    assert bench.states()["x"].state is S.PREPARE_COMMIT
+    await bench.advance(1)
+    assert bench.states()["x"].state is S.COMPLETE_COMMIT
+
+
 async def test_a_lost_partition_answers_no_more(bench: Bench) -> None:
     me = await bench.begin("x", A)
     bench.fake[0].commit_at_once = False
