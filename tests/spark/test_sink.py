@@ -22,7 +22,7 @@ from millrace.spark.options import Delivery, SinkOptions
 from millrace.spark.writer import StreamWriter
 from support.read_back import read_back
 from support.servers import MillraceServer
-from support.spark_queries import error_of, has_transactions
+from support.spark_queries import error_of
 from support.topics import Topics
 
 TIMEOUT_S = 90
@@ -167,8 +167,6 @@ def test_in_complete_mode_every_result_is_appended(
 def test_a_broker_killed_twice_in_the_middle(spark: SparkSession, tmp_path: Path, delivery: Delivery) -> None:
     rows, files = 4_000, 8
     with MillraceServer() as server:
-        if delivery is Delivery.EXACTLY_ONCE and not has_transactions(server.bootstrap):
-            pytest.skip("the broker has no transactions")
         topic = Topics(server.bootstrap).create(partitions=3)
         frame = stream_files(spark, tmp_path / "in", files, rows).withColumn("key", fn.col("value"))
         query = start(frame, server.bootstrap, topic, tmp_path, delivery=delivery)

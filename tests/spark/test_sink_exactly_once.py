@@ -1,7 +1,6 @@
 """delivery=exactly-once under Spark: who reads committed records sees every row once, whatever died in between.
 
-Against brokers that have transactions; what others say is in the last tests. librdkafka, which reads back, reads
-committed records by default.
+librdkafka, which reads back, reads committed records by default.
 """
 
 from __future__ import annotations
@@ -23,18 +22,12 @@ from millrace.spark.options import DEFAULT_DECISIONS_TOPIC
 from support.once_driver import KILLED_BATCH, REACHED, STEPS
 from support.read_back import read_back
 from support.servers import ROOT
-from support.spark_queries import error_of, has_transactions
+from support.spark_queries import error_of
 from support.topics import Topics
 
 TIMEOUT_S = 180
 DRIVER_TIMEOUT_S = 240
 ONCE = {"delivery": "exactly-once"}
-
-
-@pytest.fixture
-def transactions(bootstrap: str) -> None:
-    if not has_transactions(bootstrap):
-        pytest.skip("the broker has no transactions")
 
 
 def write_files(folder: Path, files: int, rows: int, first: int = 0) -> None:
@@ -61,7 +54,6 @@ def numbers(bootstrap: str, topic: str) -> list[int]:
     return sorted(int(each.value) for each in read_back(bootstrap, topic))
 
 
-@pytest.mark.usefixtures("transactions")
 def test_a_stream_and_what_it_has_decided(spark: SparkSession, bootstrap: str, topics: Topics, tmp_path: Path) -> None:
     topic = topics.create(partitions=2)
     write_files(tmp_path / "in", files=3, rows=100)
@@ -81,7 +73,6 @@ def test_a_stream_and_what_it_has_decided(spark: SparkSession, bootstrap: str, t
     assert [each.producer_epoch for each in first] == [0]
 
 
-@pytest.mark.usefixtures("transactions")
 @pytest.mark.timeout(2 * DRIVER_TIMEOUT_S)
 def test_a_driver_killed_at_every_step(bootstrap: str, topics: Topics, tmp_path: Path) -> None:
     rows, files = 300, 3
@@ -111,7 +102,6 @@ def run_driver(bootstrap: str, topic: str, home: Path, what: str) -> subprocess.
     )
 
 
-@pytest.mark.usefixtures("transactions")
 def test_a_function_for_foreach_batch(spark: SparkSession, bootstrap: str, topics: Topics, tmp_path: Path) -> None:
     """Two sinks of one batch; one that fails after both have written repeats the batch, and neither writes again."""
     topic, other = topics.create(partitions=2), topics.create()
@@ -136,7 +126,6 @@ def test_a_function_for_foreach_batch(spark: SparkSession, bootstrap: str, topic
     assert numbers(bootstrap, topic) == numbers(bootstrap, other) == list(range(150))
 
 
-@pytest.mark.usefixtures("transactions")
 def test_two_writes_of_a_batch_need_two_names(
     spark: SparkSession, bootstrap: str, topics: Topics, tmp_path: Path
 ) -> None:
@@ -155,7 +144,6 @@ def test_two_writes_of_a_batch_need_two_names(
     assert "give every write of a batch a name of its own" in error_of(start)
 
 
-@pytest.mark.usefixtures("transactions")
 def test_a_batch_query_is_all_or_nothing(spark: SparkSession, bootstrap: str, topics: Topics) -> None:
     topic = topics.create(partitions=2)
     frame = spark.range(0, 1000, 1, 3).selectExpr("cast(id as string) as value", "0 as partition")

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as fn
 from pyspark.sql.types import LongType, StructField, StructType
 
-from support.spark_queries import error_of, has_transactions, numbers, read, records
+from support.spark_queries import error_of, numbers, read, records
 from support.topics import Sent, Topics, numbered
 
 NOW_MS = time.time_ns() // 1_000_000
@@ -271,8 +271,6 @@ def test_offsets_that_are_not_written_yet(spark: SparkSession, bootstrap: str, t
 
 
 def test_only_committed_records(spark: SparkSession, bootstrap: str, topics: Topics) -> None:
-    if not has_transactions(bootstrap):
-        pytest.skip("the broker has no transactions")
     topic = topics.create()
     producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": topic, "log_level": 0})
     producer.init_transactions(30)

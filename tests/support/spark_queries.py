@@ -10,9 +10,6 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as fn
 from pyspark.sql.streaming.query import StreamingQuery
 
-from millrace.client.blocking import BlockingConnection
-from millrace.wire.keys import ApiKey
-
 TIMEOUT_S = 60
 
 
@@ -76,13 +73,6 @@ def error_of(action: Callable[[], Any]) -> str:
     except Exception as error:  # noqa: BLE001 (whatever Spark makes of it)
         return str(error)
     raise AssertionError("the query did not fail")
-
-
-def has_transactions(bootstrap: str) -> bool:
-    """Whether the first of these brokers says that it has."""
-    host, _, port = bootstrap.split(",", maxsplit=1)[0].rpartition(":")
-    with BlockingConnection(host, int(port)) as connection:
-        return ApiKey.END_TXN in connection.offered
 
 
 def _bytes(value: bytearray | None) -> bytes | None:

@@ -14,6 +14,7 @@ from millrace.errors import ApiError, ErrorCode
 from millrace.groups.offsets.committed import OffsetToCommit
 from millrace.handlers.context import RequestContext
 from millrace.handlers.registry import api
+from millrace.handlers.transactional import UNANSWERED, VERIFICATION_SETTING
 from millrace.wire.keys import ApiKey
 from millrace.wire.messages.transactions import TxnOffsetCommitRequest, TxnOffsetCommitResponse
 
@@ -26,18 +27,6 @@ ABORTABLE_FROM: Final = 4
 """From this version on a client knows TRANSACTION_ABORTABLE."""
 ADDS_FROM: Final = 5
 """From this version on the request adds to the transaction, and every transaction has its own producer epoch."""
-VERIFICATION_SETTING: Final = "transaction.partition.verification.enable"
-
-_UNANSWERED: Final = frozenset(
-    {
-        ErrorCode.NETWORK_EXCEPTION,
-        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
-        ErrorCode.COORDINATOR_NOT_AVAILABLE,
-        ErrorCode.NOT_COORDINATOR,
-        ErrorCode.CONCURRENT_TRANSACTIONS,
-    }
-)
-"""The transaction's coordinator has not said anything that lasts."""
 
 
 @api(ApiKey.TXN_OFFSET_COMMIT, TxnOffsetCommitRequest, "0-5", overlaps=True)
@@ -131,7 +120,7 @@ class _Producer:
             code = answers.get(place, ErrorCode.NONE)
         except ApiError as error:
             code = error.code
-        if code in _UNANSWERED:
+        if code in UNANSWERED or code is ErrorCode.CONCURRENT_TRANSACTIONS:
             # Sent again as it is, without a search for another coordinator of the group.
             raise ApiError(
                 ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, f"{self.transactional_id!r} could not be asked for: {code.name}"

@@ -37,7 +37,7 @@ ADDS_FROM: Final = 12
 """From this version on Produce adds partitions to transactions, and every transaction has its own producer epoch."""
 VERIFICATION_SETTING: Final = "transaction.partition.verification.enable"
 
-_UNANSWERED: Final = frozenset(
+UNANSWERED: Final = frozenset(
     {
         ErrorCode.NETWORK_EXCEPTION,
         ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
@@ -45,6 +45,7 @@ _UNANSWERED: Final = frozenset(
         ErrorCode.NOT_COORDINATOR,
     }
 )
+"""The coordinator could not be asked, or has not said anything that lasts."""
 
 Place = tuple[TopicKey, int]
 A = TypeVar("A")
@@ -203,7 +204,7 @@ def told(code: ErrorCode, version: int) -> ApiError:
 
     What may pass is NOT_ENOUGH_REPLICAS, which every client sends again without looking for another leader.
     """
-    if code in _UNANSWERED or (code is ErrorCode.CONCURRENT_TRANSACTIONS and version < ADDS_FROM):
+    if code in UNANSWERED or (code is ErrorCode.CONCURRENT_TRANSACTIONS and version < ADDS_FROM):
         return ApiError(
             ErrorCode.NOT_ENOUGH_REPLICAS, f"the coordinator could not be asked about the transaction: {code.name}"
         )
