@@ -31,8 +31,8 @@ test: $(DEV) ## every test that needs Python only; ARGS="tests/unit -k recovery"
 test-pages: $(DEV) ## README and docs, every command and program run; the package built, installed and used
 	$(PYTEST) -m pages tests/pages -n 0 -rA --durations=10 $(ARGS)
 
-test-cluster: $(DEV) ## brokers killed, paused, cut off and restarted while records flow, in short rounds
-	$(PYTEST) -m cluster tests/cluster -n 0 --durations=10 $(ARGS)
+test-cluster: $(DEV) ## brokers, and Spark's processes, killed, paused, cut off and restarted while records flow, in short rounds
+	$(PYTEST) -m cluster tests/cluster tests/spark -n 0 --durations=10 $(ARGS)
 
 faults: $(DEV) ## the same in full size, as a table; ARGS="--only leader --rounds 2"
 	PYTHONPATH=tests $(BIN)/python -m cluster $(ARGS)

@@ -17,7 +17,7 @@ from typing import IO, Any
 import pytest
 
 from millrace.cli.root import run as run_command
-from millrace.local.children import free_ports
+from millrace.local.ports import free_ports
 from millrace.testing import Cluster
 from support.servers import answers
 

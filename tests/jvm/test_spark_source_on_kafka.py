@@ -24,7 +24,7 @@ from confluent_kafka.admin import (
 )
 from pyspark.sql import SparkSession
 
-from millrace.local.children import free_ports
+from millrace.local.ports import free_ports
 from support.kafka_jars import KafkaJars
 from support.maven import ROOT
 from support.servers import HOST, KafkaServer

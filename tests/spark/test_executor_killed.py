@@ -36,6 +36,7 @@ def executor_at_the_gate(home: Path, driver: subprocess.Popen[str]) -> int:
         time.sleep(0.02)
 
 
+@pytest.mark.cluster
 @pytest.mark.timeout(300)  # processes of its own, each with a JVM: slow on a busy machine
 def test_an_executor_killed_in_the_middle_of_a_batch_query_and_of_a_stream(topics: Topics, tmp_path: Path) -> None:
     topic = topics.create(partitions=2)

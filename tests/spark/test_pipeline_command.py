@@ -26,8 +26,8 @@ from millrace.cli.root import run as run_command
 from millrace.clock import SystemClock
 from millrace.errors import ConfigError
 from millrace.local import java
-from millrace.local.children import free_ports
 from millrace.local.java import Java, find_java, home_for_spark
+from millrace.local.ports import free_ports
 from millrace.spark.pipelines import runner as running
 from millrace.spark.pipelines.contract import BUILT_IN, Pipeline, built_in, find, read
 from millrace.spark.pipelines.progress import figures_of

@@ -73,6 +73,7 @@ def test_a_stream_and_what_it_has_decided(spark: SparkSession, bootstrap: str, t
     assert [each.producer_epoch for each in first] == [0]
 
 
+@pytest.mark.cluster
 @pytest.mark.timeout(2 * DRIVER_TIMEOUT_S)
 def test_a_driver_killed_at_every_step(bootstrap: str, topics: Topics, tmp_path: Path) -> None:
     rows, files = 300, 3

@@ -30,7 +30,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Final, Self, TypeVar
 
-from millrace.local.children import free_ports
+from millrace.local.ports import free_ports
 from millrace.local.zookeeper import ZooKeeperServers
 from millrace.wire.frame import RequestHeader, decode_response, encode_request
 from millrace.wire.messages.cluster import MetadataRequest, MetadataResponse

@@ -26,7 +26,8 @@ from typing import Self
 import psutil
 
 from millrace.local.brokers import BrokerProcess
-from millrace.local.children import free_ports, spawn
+from millrace.local.children import spawn
+from millrace.local.ports import free_ports
 from support.kafka_jars import SERVER_FLAGS, KafkaJars
 from support.maven import ROOT
 

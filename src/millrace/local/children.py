@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import errno
 import os
-import random
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -25,9 +23,6 @@ from typing import IO, Final
 
 from millrace.errors import MillraceError
 
-_OUTGOING_PORTS: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
-_USUAL_FIRST_OUTGOING_PORT: Final = 32768
-_LOWEST_PORT: Final = 15_000
 _starter: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="millrace-children")
 _END_WITH_PARENT: Final = """
 import ctypes, os, signal, sys
@@ -79,38 +74,6 @@ def _bound_to_us(command: Sequence[str]) -> list[str]:
     if program is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), command[0])
     return [sys.executable, "-I", "-S", "-c", _END_WITH_PARENT, str(os.getpid()), program, *command]
-
-
-def free_ports(host: str, count: int) -> list[int]:
-    """Ports that are free now, all different, and stay so while the process that listens on them is down.
-
-    They lie below the range from which the system gives ports to outgoing connections: out of that range a client that
-    knocks at a dead broker's door may be given this very port, and the broker could not start again.
-    """
-    end = _first_outgoing_port()
-    ports: list[int] = []
-    while len(ports) < count:
-        port = random.randrange(_LOWEST_PORT, max(end, _LOWEST_PORT + 1000))  # noqa: S311 - not a secret
-        if port not in ports and is_free(host, port):
-            ports.append(port)
-    return ports
-
-
-def _first_outgoing_port() -> int:
-    try:
-        return int(_OUTGOING_PORTS.read_text().split()[0])
-    except (OSError, ValueError, IndexError):
-        return _USUAL_FIRST_OUTGOING_PORT
-
-
-def is_free(host: str, port: int) -> bool:
-    """Whether nobody listens there now."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        socket.create_server((host, port), family=family).close()
-    except OSError:
-        return False
-    return True
 
 
 def last_line(path: Path) -> str:

@@ -20,7 +20,7 @@ from millrace.cluster.image import ClusterImage
 from millrace.cluster.migration import is_single, migrate
 from millrace.errors import ConfigError
 from millrace.local.brokers import START_TIMEOUT_S, STOP_TIMEOUT_S, BrokerProcess, write_properties
-from millrace.local.children import free_ports, is_free
+from millrace.local.ports import free_ports, is_free
 from millrace.local.zookeeper import ZooKeeperServers
 from millrace.metadata.zookeeper import ZooKeeperStore
 

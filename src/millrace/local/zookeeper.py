@@ -22,8 +22,9 @@ from typing import Final, Self
 from millrace.clock import SystemClock
 from millrace.errors import ConfigError, MillraceError
 from millrace.installing import install_hint
-from millrace.local.children import StartTimeout, free_ports, last_line, spawn
+from millrace.local.children import StartTimeout, last_line, spawn
 from millrace.local.java import find_java
+from millrace.local.ports import free_ports
 
 START_TIMEOUT_S: Final = 30.0
 STOP_TIMEOUT_S: Final = 10.0

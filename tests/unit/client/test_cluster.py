@@ -14,7 +14,7 @@ from millrace.client.cluster import EARLIEST, LATEST, ClusterClient
 from millrace.client.settings import ClientSettings
 from millrace.clock import ManualClock
 from millrace.errors import ApiError, ErrorCode
-from millrace.local.children import free_ports
+from millrace.local.ports import free_ports
 from millrace.model import TopicPartition
 from millrace.records.batch import split
 from millrace.records.decode import Record, decode_records

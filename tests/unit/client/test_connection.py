@@ -17,7 +17,7 @@ from millrace.client.blocking import BlockingConnection
 from millrace.client.connection import Connection
 from millrace.clock import ManualClock
 from millrace.errors import ApiError, ErrorCode, ProtocolError
-from millrace.local.children import free_ports
+from millrace.local.ports import free_ports
 from millrace.wire.codec import decode, encode
 from millrace.wire.frame import RequestHeader, encode_response, read_request_header
 from millrace.wire.keys import ApiKey

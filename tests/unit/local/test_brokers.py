@@ -11,8 +11,8 @@ import pytest
 
 from millrace.config.files import parse_properties
 from millrace.local.brokers import BrokerFailed, BrokerProcess, write_properties
-from millrace.local.children import free_ports
 from millrace.local.cluster import cluster_defaults
+from millrace.local.ports import free_ports
 from support.servers import answers
 
 

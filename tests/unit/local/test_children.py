@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from millrace.local.children import free_ports, last_line, spawn
+from millrace.local.children import last_line, spawn
 
 PARENT = """
 import sys, threading
@@ -101,10 +101,6 @@ def test_nothing_of_the_parent_is_finalized_in_a_child(tmp_path: Path) -> None:
     finally:
         may_end.set()
         holding.join()
-
-
-def test_free_ports_differ() -> None:
-    assert len(set(free_ports("127.0.0.1", 20))) == 20
 
 
 def test_a_stopped_child_is_told_by_its_status(tmp_path: Path) -> None:
