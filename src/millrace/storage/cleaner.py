@@ -241,6 +241,7 @@ def make_job(log: Log, dirt: Dirt, settings: CleanerSettings, now_ms: int) -> Co
         first_dirty_offset=dirt.first_dirty_offset,
         aborted=tuple(log.aborted_transactions(dirt.segments[0].base_offset, dirt.segments[-1].end_offset)),
         producer_ends={entry.producer_id: entry.last_offset for entry in log.producers},
+        marker_epochs={entry.producer_id: entry.epoch for entry in log.producers if not entry.batches},
         now_ms=now_ms,
         delete_retention_ms=config.delete_retention_ms,
         max_keys=settings.max_keys,
