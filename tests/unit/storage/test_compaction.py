@@ -347,6 +347,58 @@ def test_an_aborted_record_supersedes_nothing_and_markers_stay(log: Log, files: 
     assert len(aborted) == 1
 
 
+def controls(log: Log) -> list[int]:
+    return [batch.header.base_offset for batch in batches_of(log) if batch.header.is_control]
+
+
+def next_round(log: Log, files: Files, now_ms: int) -> None:
+    log.cleaned_offset = 0
+    compact(log, files, now_ms=now_ms)
+
+
+def test_a_marker_goes_after_its_records_and_its_horizon(log: Log, files: Files) -> None:
+    transactional(log, 1, A, b"1", 0)
+    end_transaction(log, 1, MarkerType.COMMIT)
+    transactional(log, 1, B, b"aborted", 1)
+    end_transaction(log, 1, MarkerType.ABORT)
+    transactional(log, 1, A, b"2", 2)
+    end_transaction(log, 1, MarkerType.COMMIT)
+    put(log, (C, b"1"))
+    next_round(log, files, NOW_MS)  # the records of the first two go
+    assert controls(log) == [1, 3, 5]
+    assert [batch.header.delete_horizon_ms for batch in batches_of(log)] == [None] * 5
+    next_round(log, files, NOW_MS + 1)  # which this one finds
+    horizons = [batch.header.delete_horizon_ms for batch in batches_of(log) if batch.header.is_control]
+    assert horizons == [NOW_MS + 1 + DAY_MS] * 2 + [None]
+    next_round(log, files, NOW_MS + DAY_MS)
+    assert controls(log) == [1, 3, 5]
+    assert len(log.aborted_transactions(0, 10)) == 1
+    next_round(log, files, NOW_MS + 1 + DAY_MS)
+    assert controls(log) == [5]
+    assert log.aborted_transactions(0, 10) == []
+    next_round(log, files, NOW_MS + 9 * DAY_MS)
+    assert controls(log) == [5]
+    assert [(offset, key) for offset, key, _ in pairs(log) if key in {A, B, C}] == [(4, A), (6, C)]
+
+
+def test_the_marker_that_alone_says_an_epoch_stays(log: Log, files: Files) -> None:
+    for _ in range(2):
+        end_transaction(log, 1, MarkerType.COMMIT)
+    put(log, (C, b"1"))
+    next_round(log, files, NOW_MS)
+    next_round(log, files, NOW_MS + DAY_MS)
+    assert controls(log) == [1]
+
+
+def test_a_marker_stays_with_a_batch_that_keeps_its_place_without_records(log: Log, files: Files) -> None:
+    transactional(log, 1, A, b"1", 0)
+    end_transaction(log, 1, MarkerType.COMMIT)
+    put(log, (A, b"2"))
+    for days in range(4):
+        next_round(log, files, NOW_MS + days * DAY_MS)
+    assert [(batch.header.base_offset, batch.header.count) for batch in batches_of(log)] == [(0, 0), (1, 1), (2, 1)]
+
+
 def test_an_open_transaction_is_not_touched(log: Log, files: Files) -> None:
     put(log, (A, b"1"))
     put(log, (A, b"2"))
