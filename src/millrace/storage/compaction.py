@@ -9,7 +9,7 @@ not on disk yet, or younger than `min.compaction.lag.ms`; only whole segments ar
 (`compaction_job`), its results taking the place of what they were made from (`swap`, `log`), and when a log is looked
 at (`cleaner`).
 
-Invariants: pure; the last record of a key survives, unless it is a tombstone whose horizon is past. While any batch of a
+Invariants: pure; the last record of a key survives, unless it is a tombstone whose horizon is past. While a batch of a
 transaction is in the log, be it one without records, the marker that ends it is too, behind it: without a marker the
 transaction would be open again for whoever reads the log from its start, or end as the producer's next one does.
 """

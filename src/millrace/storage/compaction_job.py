@@ -9,7 +9,7 @@ which segments and up to where (`compaction`), the process (`compaction_worker`)
 Invariants:
 - The last batch of every written segment ends where the last one it was made from did, if need be without records: the
   segments of a log follow each other without a gap, which is what recovery checks.
-- A marker stays as long as the rule of `compaction` says. One that a start may need is never emptied but kept whole. The
+- A marker stays as long as the rule of `compaction` says. One that a start may need is not emptied but kept whole. The
   entry of an aborted transaction in the index goes with its marker, in the same step, and not before.
 - A batch that loses nothing is copied as it is. A batch whose records cannot be read is kept: nothing is lost by it.
 - Memory: the map of keys, bounded by `max_keys` (and a batch, as a map ends between two), two buffers, a batch.
