@@ -102,7 +102,8 @@ class TransactionMachine(RuleBasedStateMachine):
         self.is_compacted = False
         self.now_ms = NOW_MS
         self.knows_producers = True
-        """Not after a cut of what had superseded batches that compaction has taken: nobody can bring them back."""
+        """Not after a cut of what had superseded batches that compaction has taken without a snapshot to tell it."""
+        self.is_compacted_blindly = False
         self.lacks_snapshots = False
         """Then a transaction of which every record was deleted need not be known any more: it hides nothing."""
 
@@ -249,7 +250,7 @@ class TransactionMachine(RuleBasedStateMachine):
         target = self.mark + round(share * (self.end - self.mark))
         if target <= self.start:
             return  # a log that is cut down to its start begins anew, and knows nobody
-        self.knows_producers &= not self.is_compacted
+        self.knows_producers &= not self.is_compacted_blindly
         self._follow()
         self.partition.truncate_to_leader(self.log.latest_epoch, target)
         self.written = [each for each in self.written if each.end <= target]
@@ -278,6 +279,7 @@ class TransactionMachine(RuleBasedStateMachine):
             if finished is not None:
                 assert finished.cleaned_offset <= self._stable()
                 self.is_compacted = True
+                self.is_compacted_blindly |= self.lacks_snapshots
 
     @rule()
     def stop_and_start(self) -> None:
