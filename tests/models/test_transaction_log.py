@@ -2,12 +2,15 @@
 
 What must hold at every moment: the last stable offset is the one that its definition says, so that it never hangs; who
 reads committed records, from anywhere and in pieces of any size, and leaves out what the answers say was aborted, sees
-exactly the records of committed transactions, and those outside of any, below it; and the index of aborted
-transactions is the same however often it is made anew.
+exactly the records of committed transactions, and those outside of any, below it; the index of aborted transactions is
+the same however often it is made anew. However often the log is compacted, and whatever time passes between: the last
+record of every key is there, a coordinator that loads its state from the log loads the same, and every producer is
+known with its epoch and its sequence after any start.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import tempfile
@@ -36,7 +39,9 @@ from millrace.records.batch import split
 from millrace.records.control import MarkerType, decode_end_marker
 from millrace.records.decode import decode_records
 from millrace.replication.partition import Partition
+from millrace.replication.state_topic import StateRecord, StateTopic
 from millrace.storage import loaded, recovery
+from millrace.storage.compaction import Transactions
 from millrace.storage.files import Files
 from millrace.storage.log import Log
 from millrace.storage.producers import UNVERIFIED, Producers
@@ -45,7 +50,14 @@ from millrace.storage.settings import FlushMode, LogConfig
 from support.batches import NOW_MS
 from support.compaction import compact, keyed
 
-CONFIG = LogConfig(flush_mode=FlushMode.OS, compact=True, delete=True, index_interval_bytes=150, retention_ms=-1)
+CONFIG = LogConfig(
+    flush_mode=FlushMode.OS,
+    compact=True,
+    delete=True,
+    index_interval_bytes=150,
+    retention_ms=-1,
+    delete_retention_ms=1000,
+)
 EXAMPLES = int(os.environ.get("MILLRACE_MODEL_EXAMPLES", "60"))
 _MEMORY = "/dev/shm"
 _KEYS = (b"a", b"b", b"c")
@@ -88,6 +100,10 @@ class TransactionMachine(RuleBasedStateMachine):
         self.values = 0
         self.recovery_points = [0]
         self.is_compacted = False
+        self.now_ms = NOW_MS
+        self.knows_producers = True
+        """Not after a cut of what had superseded batches that compaction has taken without a snapshot to tell it."""
+        self.is_compacted_blindly = False
         self.lacks_snapshots = False
         """Then a transaction of which every record was deleted need not be known any more: it hides nothing."""
 
@@ -211,6 +227,9 @@ class TransactionMachine(RuleBasedStateMachine):
     @rule(share=st.floats(0, 1))
     def commit(self, share: float) -> None:
         """The follower has more: up to a boundary between two batches."""
+        self._commit(share)
+
+    def _commit(self, share: float) -> None:
         ends = [each.end for each in self.written if each.end > self.mark]
         if ends:
             self.mark = ends[int(share * (len(ends) - 1))]
@@ -231,6 +250,7 @@ class TransactionMachine(RuleBasedStateMachine):
         target = self.mark + round(share * (self.end - self.mark))
         if target <= self.start:
             return  # a log that is cut down to its start begins anew, and knows nobody
+        self.knows_producers &= not self.is_compacted_blindly
         self._follow()
         self.partition.truncate_to_leader(self.log.latest_epoch, target)
         self.written = [each for each in self.written if each.end <= target]
@@ -244,14 +264,22 @@ class TransactionMachine(RuleBasedStateMachine):
         self.start += round(share * (self.mark - self.start))
         self.partition.delete_records_before(self.start)
 
-    @rule()
-    def compact(self) -> None:
+    @rule(waits_ms=st.lists(st.sampled_from([0, 999, 1000]), min_size=1, max_size=4), all_committed=st.booleans())
+    def compact(self, waits_ms: list[int], all_committed: bool) -> None:
+        """Rounds on all that there is, as if nobody knew how far it is clean."""
+        if all_committed:
+            self._commit(1.0)
         self.log.roll()
         self.log.flush()
-        finished = compact(self.log, self.files, below=self.partition.high_watermark.offset)
-        if finished is not None:
-            assert finished.cleaned_offset <= self._stable()
-            self.is_compacted = True
+        for wait_ms in waits_ms:
+            self.now_ms += wait_ms
+            self.log.cleaned_offset = 0
+            below = self.partition.high_watermark.offset
+            finished = compact(self.log, self.files, now_ms=self.now_ms, below=below)
+            if finished is not None:
+                assert finished.cleaned_offset <= self._stable()
+                self.is_compacted = True
+                self.is_compacted_blindly |= self.lacks_snapshots
 
     @rule()
     def stop_and_start(self) -> None:
@@ -298,6 +326,33 @@ class TransactionMachine(RuleBasedStateMachine):
             for max_bytes in (100, 1 << 20):
                 for offset in {self.start, (self.start + stable) // 2}:
                     self._check(offset, stable, self._read_committed(offset, max_bytes))
+
+    @invariant()
+    def a_coordinator_loads_what_is_committed(self) -> None:
+        if hasattr(self, "log"):
+            committed = self._committed(self.end)
+            latest = {key: at for at, (key, _) in sorted(committed.items())}
+            loaded = [each for each in self._load() if each.offset >= self.start]
+            assert {each.key: each.offset for each in loaded if each.producer_id < 0} == latest
+            for producer in (1, 2, 3):
+                assert any(each.producer_id == producer for each in loaded) <= self._is_open(producer)
+
+    def _load(self) -> list[StateRecord]:
+        class Led:
+            leader_epoch = 0
+            log = self.log
+
+            async def wait_committed(self, _: int) -> None:
+                pass
+
+        topic = StateTopic("state", lambda _: Led(), lambda: 1)  # type: ignore[arg-type,return-value]
+        return asyncio.run(topic.load(0))
+
+    @invariant()
+    def every_producer_is_known(self) -> None:
+        if hasattr(self, "log") and self.knows_producers and not self.start:
+            known = {each.producer_id: (each.epoch, each.last_sequence + 1) for each in self.log.producers}
+            assert known == {each.producer: self._state_of(each.producer) for each in self.written if each.producer > 0}
 
     def _check(self, offset: int, stable: int, seen: dict[int, tuple[bytes, bytes]]) -> None:
         expected = {at: entry for at, entry in self._committed(stable).items() if at >= offset}
@@ -395,6 +450,11 @@ def no_early_end_of_the_search(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TransactionIndex, "overlapping", overlapping)
 
 
+def no_wait_for_the_records(patch: pytest.MonkeyPatch) -> None:
+    """A marker goes although records of its transaction are there."""
+    patch.setattr(Transactions, "end", lambda *_: False)
+
+
 @pytest.mark.parametrize(
     "plant",
     [
@@ -405,6 +465,7 @@ def no_early_end_of_the_search(patch: pytest.MonkeyPatch) -> None:
         no_way_back,
         no_compaction_below_the_open,
         no_early_end_of_the_search,
+        no_wait_for_the_records,
     ],
 )
 def test_a_planted_bug_is_found(plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:

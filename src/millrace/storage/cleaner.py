@@ -235,12 +235,15 @@ def make_job(log: Log, dirt: Dirt, settings: CleanerSettings, now_ms: int) -> Co
     """A round on what `find_dirt` has found in the log."""
     config = log.config
     groups = group_sources(dirt.segments, config)
+    # As they were where the round ends: what they wrote behind it may be cut off again, if it is not committed.
+    producers = log.producers_at(dirt.segments[-1].end_offset)
     return CompactionJob(
         directory=log.directory,
         groups=tuple(groups),
         first_dirty_offset=dirt.first_dirty_offset,
         aborted=tuple(log.aborted_transactions(dirt.segments[0].base_offset, dirt.segments[-1].end_offset)),
-        producer_ends={entry.producer_id: entry.last_offset for entry in log.producers},
+        producer_ends={entry.producer_id: entry.last_offset for entry in producers if entry.batches},
+        marker_epochs={entry.producer_id: entry.epoch for entry in producers if not entry.batches},
         now_ms=now_ms,
         delete_retention_ms=config.delete_retention_ms,
         max_keys=settings.max_keys,

@@ -9,13 +9,16 @@ not on disk yet, or younger than `min.compaction.lag.ms`; only whole segments ar
 (`compaction_job`), its results taking the place of what they were made from (`swap`, `log`), and when a log is looked
 at (`cleaner`).
 
-Invariants: pure; the last record of a key survives, unless it is a tombstone whose horizon is past.
+Invariants: pure; the last record of a key survives, unless it is a tombstone whose horizon is past. While a batch of a
+transaction is in the log, be it one without records, the marker that ends it is too, behind it: without a marker the
+transaction would be open again for whoever reads the log from its start, or end as the producer's next one does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Final, NamedTuple
 
 from millrace.records.batch import BatchHeader
@@ -166,6 +169,49 @@ class AbortedBatches:
             transaction.first_offset <= header.base_offset <= transaction.last_offset
             for transaction in self._by_producer.get(header.producer_id, ())
         )
+
+
+class Transactions:
+    """The transactions that have batches in the log, as a round that reads it from its start comes by.
+
+    What is read counts, not what is written: the batches that this round takes away may come back, as the segments that
+    they were in may not be replaced after all.
+    """
+
+    def __init__(self) -> None:
+        self._begun: set[int] = set()
+        """Producers of which a batch was met, and its marker not yet."""
+
+    def note_batch(self, header: BatchHeader) -> None:
+        """A batch that is not a marker, with records or without."""
+        if header.is_transactional:
+            self._begun.add(header.producer_id)
+
+    def end(self, producer_id: int) -> bool:
+        """The producer's marker: whether it ends a transaction of which something is left."""
+        if producer_id in self._begun:
+            self._begun.remove(producer_id)
+            return True
+        return False
+
+
+class MarkerFate(Enum):
+    """What becomes of a marker."""
+
+    STAYS = auto()
+    GETS_HORIZON = auto()
+    """Nothing is left of its transaction, which no round has found before: its time begins now."""
+    GOES = auto()
+
+
+def fate_of_marker(header: BatchHeader, now_ms: int, *, ends_something: bool) -> MarkerFate:
+    """A marker stays while a batch of its transaction does, and then until the horizon: a reader may be in between."""
+    if ends_something:
+        return MarkerFate.STAYS
+    horizon_ms = header.delete_horizon_ms
+    if horizon_ms is None:
+        return MarkerFate.GETS_HORIZON
+    return MarkerFate.GOES if horizon_ms <= now_ms else MarkerFate.STAYS
 
 
 @dataclass(frozen=True, slots=True)

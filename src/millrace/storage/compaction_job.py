@@ -9,6 +9,8 @@ which segments and up to where (`compaction`), the process (`compaction_worker`)
 Invariants:
 - The last batch of every written segment ends where the last one it was made from did, if need be without records: the
   segments of a log follow each other without a gap, which is what recovery checks.
+- A marker stays as long as the rule of `compaction` says. One that a start may need is not emptied but kept whole. The
+  entry of an aborted transaction in the index goes with its marker, in the same step, and not before.
 - A batch that loses nothing is copied as it is. A batch whose records cannot be read is kept: nothing is lost by it.
 - Memory: the map of keys, bounded by `max_keys` (and a batch, as a map ends between two), two buffers, a batch.
 """
@@ -34,9 +36,10 @@ from millrace.records.batch import (
     crc_matches,
     read_header,
 )
+from millrace.records.control import MarkerType, decode_end_marker
 from millrace.records.decode import records_section
 from millrace.records.filtering import record_spans, with_records, without_records
-from millrace.storage.compaction import AbortedBatches, Source, surviving
+from millrace.storage.compaction import AbortedBatches, MarkerFate, Source, Transactions, fate_of_marker, surviving
 from millrace.storage.files import DiskFile, Files
 from millrace.storage.segment import (
     CLEANED_SUFFIX,
@@ -70,6 +73,8 @@ class CompactionJob:
     aborted: tuple[AbortedTransaction, ...]
     producer_ends: Mapping[int, int]
     """The last offset of each producer that is remembered: the batch that ends there keeps its place."""
+    marker_epochs: Mapping[int, int]
+    """The epoch of each producer that is remembered for a marker alone: the last such marker stays, and fences."""
     now_ms: int
     delete_retention_ms: int
     max_keys: int
@@ -152,6 +157,11 @@ class _Round:
         self._stop = stop
         self._last_offsets: dict[bytes, int] = {}
         self._aborted = AbortedBatches(job.aborted)
+        self._transactions = Transactions()
+        self._last_markers: dict[int, int] = {}
+        """Where the last marker of each producer in `marker_epochs` was met, as far as the dirty part has one."""
+        self._markers_gone: set[int] = set()
+        """Offsets of the markers of aborted transactions that were left out."""
         self._started_s = clock.monotonic()
         self._bytes_done = 0
 
@@ -181,6 +191,8 @@ class _Round:
                     continue
                 if len(last_offsets) >= job.max_keys:
                     return header.base_offset
+                if header.is_control and header.count and self._has_last_epoch(header):
+                    self._last_markers[header.producer_id] = header.base_offset
                 if header.is_control or not header.count or header in self._aborted:
                     continue
                 try:
@@ -246,8 +258,12 @@ class _Round:
     def _filtered(self, header: BatchHeader, batch: bytes, cleaned_offset: int, *, keep: bool) -> bytes | None:
         """What stays of a batch: its bytes, other bytes, or None where it goes; one to `keep` never goes."""
         job = self._job
-        if header.is_control or header.base_offset >= cleaned_offset:
+        if header.base_offset >= cleaned_offset:
             return batch
+        if header.is_control and header.count:
+            return self._filtered_marker(header, batch, keep=keep)
+        if not header.is_control:
+            self._transactions.note_batch(header)
         # Without it the producer's next batch would look like one out of order after a loss of the snapshots.
         keep = keep or (header.producer_id >= 0 and job.producer_ends.get(header.producer_id) == header.last_offset)
         if not header.count or header in self._aborted:
@@ -263,6 +279,37 @@ class _Round:
         if kept.sets_horizon:
             return with_records(header, data, kept.spans, delete_horizon_ms=job.now_ms + job.delete_retention_ms)
         return batch if len(kept.spans) == len(spans) else with_records(header, data, kept.spans)
+
+    def _filtered_marker(self, header: BatchHeader, batch: bytes, *, keep: bool) -> bytes | None:
+        """A marker as it was, with a horizon, or None where it goes; what is no marker, or unreadable, stays."""
+        job = self._job
+        try:
+            marker = decode_end_marker(batch)
+            if marker is None:
+                return batch
+            _, data = records_section(batch, job.max_decompressed_bytes)
+            spans = record_spans(header, data)
+        except ApiError:
+            return batch
+        ends_something = self._transactions.end(header.producer_id)
+        match fate_of_marker(header, job.now_ms, ends_something=ends_something):
+            case MarkerFate.STAYS:
+                return batch
+            case MarkerFate.GETS_HORIZON:
+                return with_records(header, data, spans, delete_horizon_ms=job.now_ms + job.delete_retention_ms)
+            case MarkerFate.GOES:
+                if keep or self._fences(header):
+                    return batch
+                if marker.type is MarkerType.ABORT:
+                    self._markers_gone.add(header.base_offset)
+                return None
+
+    def _fences(self, header: BatchHeader) -> bool:
+        """Whether the marker is all that says which epoch its producer has come to."""
+        return self._has_last_epoch(header) and header.base_offset >= self._last_markers.get(header.producer_id, -1)
+
+    def _has_last_epoch(self, header: BatchHeader) -> bool:
+        return self._job.marker_epochs.get(header.producer_id) == header.producer_epoch
 
     def _append(
         self, target: _CleanedSegment, buffered: list[bytes], headers: list[BatchHeader], size_bytes: int
@@ -281,7 +328,9 @@ class _Round:
         files = self._files
         target.save_indexes(final=True)
         for transaction in self._job.aborted:
-            if sources[0].base_offset <= transaction.last_offset < sources[-1].end_offset:
+            marker_offset = transaction.last_offset
+            is_here = sources[0].base_offset <= marker_offset < sources[-1].end_offset
+            if is_here and marker_offset not in self._markers_gone:
                 target.txn_index.append(transaction)
         for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX):
             files.sync_path(target.path(suffix))

@@ -471,6 +471,13 @@ class Log:
 
     # --- compaction ---------------------------------------------------------------------------------------------------
 
+    def producers_at(self, segment_end: int) -> list[ProducerEntry]:
+        """Who is remembered, as it was where a segment ends; as it is now where no snapshot tells."""
+        loaded = self._loaded or self._load()
+        now = loaded.producers
+        then, offset = recovery.newest_snapshot(loaded.segments, segment_end, now.max_producers)
+        return [each for each in then if each.producer_id in now.entries] if offset == segment_end else list(now)
+
     def compaction_facts(self, compactable_below: int) -> LogFacts:
         """What compaction decides from; nothing at or above `compactable_below` (the high watermark) is compacted.
 

@@ -64,7 +64,8 @@ def drop_oldest(segments: Segments, count: int) -> list[Path]:
     doomed: list[Path] = []
     for segment in segments.replace(0, count, []):
         doomed += segments.retire(segment)
-    return doomed + _snapshots_between(segments, -1, segments.bases[0])
+    # No start would take the snapshots any more; it does no harm if they come back.
+    return doomed + _snapshots_below(segments, segments.bases[0])
 
 
 def find_replaced(segments: Segments, cleaned: Cleaned) -> tuple[int, int] | None:
@@ -82,10 +83,14 @@ def find_replaced(segments: Segments, cleaned: Cleaned) -> tuple[int, int] | Non
 
 
 def replace(segments: Segments, first: int, last: int, cleaned: Cleaned) -> list[Path]:
-    """Let a compacted segment take the places from `first` up to `last`, in the order that `swap` says."""
+    """Let a compacted segment take the places from `first` up to `last`, in the order that `swap` says.
+
+    First the snapshots of the producers below its end go, also those of before its base: a transaction may be open in
+    them whose marker the compacted segment does not have any more, and which a start from there would never see end.
+    """
     base_offset, end_offset = cleaned.sources[0].base_offset, cleaned.sources[-1].end_offset
     created_ms = segments.listed[first].created_ms
-    doomed: list[Path] = []
+    doomed = segments.mark_deleted(_snapshots_below(segments, end_offset))
     swap.commit(segments.files, segments.directory, base_offset)
     for segment in segments.listed[first:last]:
         doomed += segments.retire(segment)
@@ -93,13 +98,12 @@ def replace(segments: Segments, first: int, last: int, cleaned: Cleaned) -> list
     compacted = segments.make(base_offset, created_ms, size_bytes=cleaned.size_bytes, exists=True, sealed=True)
     compacted.swapped = True
     segments.replace(first, last, [compacted])
-    return doomed + _snapshots_between(segments, base_offset, end_offset)
+    return doomed
 
 
-def _snapshots_between(segments: Segments, low: int, high: int) -> list[Path]:
-    """Snapshots that no start would take any more; it does no harm if they come back."""
+def _snapshots_below(segments: Segments, end_offset: int) -> list[Path]:
     return [
         segments.directory / file_name(offset, SNAPSHOT_SUFFIX)
         for offset in segments.snapshots()
-        if low < offset < high
+        if offset < end_offset
     ]

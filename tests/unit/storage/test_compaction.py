@@ -347,6 +347,94 @@ def test_an_aborted_record_supersedes_nothing_and_markers_stay(log: Log, files: 
     assert len(aborted) == 1
 
 
+def controls(log: Log) -> list[int]:
+    return [batch.header.base_offset for batch in batches_of(log) if batch.header.is_control]
+
+
+def next_round(log: Log, files: Files, now_ms: int) -> None:
+    log.cleaned_offset = 0
+    compact(log, files, now_ms=now_ms)
+
+
+def test_a_marker_goes_after_its_records_and_its_horizon(log: Log, files: Files) -> None:
+    transactional(log, 1, A, b"1", 0)
+    end_transaction(log, 1, MarkerType.COMMIT)
+    transactional(log, 1, B, b"aborted", 1)
+    end_transaction(log, 1, MarkerType.ABORT)
+    transactional(log, 1, A, b"2", 2)
+    end_transaction(log, 1, MarkerType.COMMIT)
+    put(log, (C, b"1"))
+    next_round(log, files, NOW_MS)  # the records of the first two go
+    assert controls(log) == [1, 3, 5]
+    assert [batch.header.delete_horizon_ms for batch in batches_of(log)] == [None] * 5
+    next_round(log, files, NOW_MS + 1)  # which this one finds
+    horizons = [batch.header.delete_horizon_ms for batch in batches_of(log) if batch.header.is_control]
+    assert horizons == [NOW_MS + 1 + DAY_MS] * 2 + [None]
+    next_round(log, files, NOW_MS + DAY_MS)
+    assert controls(log) == [1, 3, 5]
+    assert len(log.aborted_transactions(0, 10)) == 1
+    next_round(log, files, NOW_MS + 1 + DAY_MS)
+    assert controls(log) == [5]
+    assert log.aborted_transactions(0, 10) == []
+    next_round(log, files, NOW_MS + 9 * DAY_MS)
+    assert controls(log) == [5]
+    assert [(offset, key) for offset, key, _ in pairs(log) if key in {A, B, C}] == [(4, A), (6, C)]
+
+
+def test_the_marker_that_alone_says_an_epoch_stays(log: Log, files: Files) -> None:
+    for _ in range(2):
+        end_transaction(log, 1, MarkerType.COMMIT)
+    put(log, (C, b"1"))
+    next_round(log, files, NOW_MS)
+    next_round(log, files, NOW_MS + DAY_MS)
+    assert controls(log) == [1]
+
+
+def test_a_marker_stays_with_a_batch_that_keeps_its_place_without_records(log: Log, files: Files) -> None:
+    transactional(log, 1, A, b"1", 0)
+    end_transaction(log, 1, MarkerType.COMMIT)
+    put(log, (A, b"2"))
+    for days in range(4):
+        next_round(log, files, NOW_MS + days * DAY_MS)
+    assert [(batch.header.base_offset, batch.header.count) for batch in batches_of(log)] == [(0, 0), (1, 1), (2, 1)]
+
+
+def test_no_snapshot_has_a_transaction_open_whose_marker_is_gone(log: Log, files: Files, root: Path) -> None:
+    transactional(log, 1, A, b"1", 0)
+    log.roll()  # with a snapshot, in which it is open
+    end_transaction(log, 1, MarkerType.COMMIT)
+    put(log, (A, b"2"))
+    log.enforce_retention(NOW_MS + log.config.producer_expiration_ms)  # nobody needs its place now
+    for days in range(3):
+        next_round(log, files, NOW_MS + days * DAY_MS)
+    assert [(batch.header.base_offset, batch.header.count) for batch in batches_of(log)] == [(2, 1)]
+    log.append(keyed([(C, b"1")]), leader_epoch=0, now_ms=NOW_MS)  # a start looks closely at this segment only
+    log.release()
+    for path in log.directory.glob("*.snapshot"):  # they are written without a sync: the last ones may be lost
+        if int(path.stem) > 1:
+            path.unlink()
+    again = open_log(root, files, LogState(0, 3))
+    assert again.first_unstable_offset(again.end_offset) is None
+    again.close()
+
+
+def test_the_last_batch_of_a_producer_stays_although_it_wrote_more_that_may_be_cut_off(
+    log: Log, files: Files, root: Path
+) -> None:
+    put(log, (A, b"1"), producer_id=1, producer_epoch=0, base_sequence=0)
+    put(log, (A, b"2"))
+    log.append(keyed([(B, b"1")], producer_id=1, producer_epoch=0, base_sequence=1), leader_epoch=0, now_ms=NOW_MS)
+    compact(log, files, below=2)
+    assert [(batch.header.base_offset, batch.header.count) for batch in batches_of(log)] == [(0, 0), (1, 1), (2, 1)]
+    log.truncate_to(2)
+    log.release()
+    for path in log.directory.glob("*.snapshot"):
+        path.unlink()
+    again = open_log(root, files, LogState(0, 0))
+    assert [(each.producer_id, each.last_sequence) for each in again.producers] == [(1, 0)]
+    again.close()
+
+
 def test_an_open_transaction_is_not_touched(log: Log, files: Files) -> None:
     put(log, (A, b"1"))
     put(log, (A, b"2"))
