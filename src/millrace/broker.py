@@ -1,4 +1,4 @@
-"""The composition root: the only place where the parts of a broker are joined.
+"""The composition root: where the parts of a broker are joined, its coordinators by `coordinators`.
 
 Start: open the log directories, take the addresses, read the metadata log, join the cluster, make the partitions, load
 the groups, then answer. Stop is the same in reverse, after leadership was handed over; when it returns, everything
@@ -11,8 +11,7 @@ import asyncio
 import logging
 import resource
 import socket
-import uuid
-from collections.abc import Callable, Collection, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,33 +21,20 @@ from millrace.cluster.migration import is_single
 from millrace.cluster.peers import Peers
 from millrace.cluster.presence import Presence
 from millrace.cluster.survey import Surveyor
-from millrace.config import BrokerConfig, group_value, topic_value
-from millrace.errors import ApiError, ConfigError, ErrorCode, MillraceError, StorageError
-from millrace.groups.coordinator import GroupCoordinator
-from millrace.groups.modern.groups import Surroundings
-from millrace.groups.settings import GroupSettings, GroupTimes
-from millrace.groups.share.groups import ShareSurroundings
+from millrace.config import BrokerConfig
+from millrace.coordinators import Coordinators
+from millrace.errors import ConfigError, MillraceError, StorageError
 from millrace.handlers import registry
 from millrace.handlers.context import Services
 from millrace.handlers.fetch_sessions import FetchSessions
-from millrace.handlers.markers import write_markers
-from millrace.metadata.deltas import Directories, Endpoint, ResourceType
+from millrace.metadata.deltas import Directories, Endpoint
 from millrace.metadata.embedded import FILE_NAME, Database, EmbeddedStore
 from millrace.metadata.store import MetadataStore
-from millrace.model import CONSUMER_OFFSETS_TOPIC, SHARE_STATE_TOPIC, TRANSACTION_STATE_TOPIC, TopicPartition
-from millrace.queues.coordinator import ShareCoordinator
-from millrace.queues.dead_letter_office import DeadLetterOffice
-from millrace.queues.dead_letters import TAKES_DEAD_LETTERS
-from millrace.queues.partitions import SharePartitions
-from millrace.queues.persister import Persister
-from millrace.queues.records import ShareKey
-from millrace.queues.settings import CoordinatorSettings, DeadLetterSettings, KnownSettings, QueueSettings
+from millrace.model import TopicPartition
 from millrace.replication.follower import Fetchers, FetchSettings
-from millrace.replication.partition import Partition
 from millrace.replication.proposals import IsrProposals
 from millrace.replication.replicas import Replicas
 from millrace.replication.reports import DiskReports
-from millrace.replication.state_topic import StateTopic
 from millrace.server.answers import AnswerRoom
 from millrace.server.flow import DEFAULT_BUDGET_BYTES, ConnectionLimits, MemoryBudget
 from millrace.server.listener import Listener
@@ -58,17 +44,6 @@ from millrace.storage.directory import LogDirectory
 from millrace.storage.files import DEFAULT_MAX_OPEN, Files
 from millrace.storage.logdirs import LogDirs
 from millrace.tasks import Tasks
-from millrace.transactions.coordinator import TransactionCoordinator
-from millrace.transactions.gate import Gate
-from millrace.transactions.markers import (
-    MarkerSender,
-    Outcome,
-    TransactionMarker,
-    marker_outcomes,
-    markers_request,
-)
-from millrace.transactions.producer_ids import ProducerIds
-from millrace.transactions.settings import GateSettings, TransactionSettings
 
 logger = logging.getLogger(__name__)
 
@@ -176,11 +151,6 @@ class Broker:
         controller.on_fatal = self._fail
         presence = Presence(self.clock)
         fetchers, proposals = self._replicate(controller, replicas, presence)
-        offsets_topic = StateTopic(
-            CONSUMER_OFFSETS_TOPIC,
-            lambda index: replicas.led(CONSUMER_OFFSETS_TOPIC, index),
-            lambda: _partitions(controller, config, CONSUMER_OFFSETS_TOPIC, "offsets.topic.num.partitions"),
-        )
         peers = Peers(
             broker_id=config.broker_id,
             listener=config.inter_broker_listener,
@@ -188,43 +158,12 @@ class Broker:
             clock=self.clock,
         )
         self._stops.append(peers.stop)
-        share_state = self._share_coordinator(controller, replicas)
-        persister = self._persister(controller, share_state, peers)
-        queues = self._share_partitions(controller, replicas, persister, peers)
-        groups = GroupCoordinator(
-            clock=self.clock,
-            settings=GroupSettings.from_config(config),
-            state_topic=offsets_topic,
-            surroundings=Surroundings(
-                image=lambda: controller.image,
-                times=lambda group_id: GroupTimes.from_config(
-                    controller.image.config(ResourceType.GROUP, group_id), config
-                ),
-            ),
-            share=ShareSurroundings(
-                image=lambda: controller.image,
-                times=lambda group_id: GroupTimes.from_config(
-                    controller.image.config(ResourceType.GROUP, group_id), config, kind="share"
-                ),
-                coordinators=_ShareCoordinators(persister),
-                left=queues.end_session,
-            ),
-        )
-        producer_ids = ProducerIds(controller.next_producer_id_block)
-        markers = MarkerSender(
-            broker_id=config.broker_id,
-            local=_LocalMarkers(lambda: self.services),
+        coordinators = Coordinators(
+            config=config,
+            controller=controller,
+            replicas=replicas,
             peers=peers,
-            image=lambda: controller.image,
-            clock=self.clock,
-        )
-        transactions = self._transaction_coordinator(controller, replicas, markers, producer_ids)
-        gate = Gate(
-            broker_id=config.broker_id,
-            local=transactions,
-            peers=peers,
-            image=lambda: controller.image,
-            settings=GateSettings.from_config(config),
+            services=lambda: self.services,
             clock=self.clock,
         )
         self.services = Services(
@@ -233,16 +172,16 @@ class Broker:
             broker_id=config.broker_id,
             controller=controller,
             replicas=replicas,
-            groups=groups,
-            share_state=share_state,
-            transactions=transactions,
-            transaction_gate=gate,
-            queues=queues,
-            persister=persister,
+            groups=coordinators.groups,
+            share_state=coordinators.share_state,
+            transactions=coordinators.transactions,
+            transaction_gate=coordinators.gate,
+            queues=coordinators.queues,
+            persister=coordinators.persister,
             peers=peers,
             log_dirs=log_dirs,
             fetch_sessions=FetchSessions(config.get_int("max.incremental.fetch.session.cache.slots")),
-            producer_ids=producer_ids,
+            producer_ids=coordinators.producer_ids,
             presence=presence,
             advertised=self._advertised,
         )
@@ -258,8 +197,7 @@ class Broker:
             boot_id=boot_id(),
             clean_epoch=log_dirs.clean_epoch,
         )
-        _follow_partitions(replicas, groups, share_state, transactions)
-        replicas.on_unled.append(lambda _, gone: _close_queues(queues, gone))
+        coordinators.follow_partitions()
         replicas.load(controller.image)
         controller.on_image(replicas.apply)
         controller.on_image(presence.follow)
@@ -275,15 +213,10 @@ class Broker:
         self._stops.append(fetchers.stop)
         proposals.start()
         self._stops.append(proposals.stop)
-        self._stops.append(groups.stop)
-        self._stops.append(share_state.stop)
-        self._stops.append(markers.stop)
-        self._stops.append(transactions.stop)
-        self._stops.append(gate.stop)
-        self._stops.append(queues.stop)
+        self._stops += coordinators.stops
         for listener in self._listeners:
             await listener.serve()
-        self._stops.append(self._stop_listening)
+        self._stops.append(lambda: self._stop_listening(replicas, coordinators))
         self._stops.append(lambda: self._hand_over(controller))
         self._tasks.keep("disk reports", reports.run)
         self._tasks.keep("disk space", lambda: self._watch_space(log_dirs))
@@ -359,103 +292,6 @@ class Broker:
             clock=self.clock,
         )
 
-    def _share_coordinator(self, controller: Controller, replicas: Replicas) -> ShareCoordinator:
-        config = self.config
-
-        def partitions_of(topic_id: uuid.UUID) -> int:
-            topic = controller.image.topics_by_id.get(topic_id)
-            return 0 if topic is None else len(topic.partitions)
-
-        def prune(index: int, offset: int) -> None:
-            partition = replicas.led(SHARE_STATE_TOPIC, index)
-            if partition is not None:
-                partition.delete_records_before(offset)
-
-        return ShareCoordinator(
-            clock=self.clock,
-            settings=CoordinatorSettings.from_config(config),
-            state_topic=StateTopic(
-                SHARE_STATE_TOPIC,
-                lambda index: replicas.led(SHARE_STATE_TOPIC, index),
-                lambda: _partitions(
-                    controller, config, SHARE_STATE_TOPIC, "share.coordinator.state.topic.num.partitions"
-                ),
-            ),
-            partitions_of=partitions_of,
-            prune=prune,
-        )
-
-    def _transaction_coordinator(
-        self, controller: Controller, replicas: Replicas, markers: MarkerSender, producer_ids: ProducerIds
-    ) -> TransactionCoordinator:
-        config = self.config
-        return TransactionCoordinator(
-            clock=self.clock,
-            settings=TransactionSettings.from_config(config),
-            state_topic=StateTopic(
-                TRANSACTION_STATE_TOPIC,
-                lambda index: replicas.led(TRANSACTION_STATE_TOPIC, index),
-                lambda: _partitions(
-                    controller, config, TRANSACTION_STATE_TOPIC, "transaction.state.log.num.partitions"
-                ),
-            ),
-            markers=markers,
-            new_producer_id=producer_ids.next,
-        )
-
-    def _persister(self, controller: Controller, share_state: ShareCoordinator, peers: Peers) -> Persister:
-        return Persister(
-            broker_id=self.config.broker_id,
-            local=share_state,
-            peers=peers,
-            image=lambda: controller.image,
-            ensure_topic=controller.ensure_internal_topic,
-            clock=self.clock,
-        )
-
-    def _share_partitions(
-        self, controller: Controller, replicas: Replicas, persister: Persister, peers: Peers
-    ) -> SharePartitions:
-        config = self.config
-
-        def settings_of(group_id: str) -> QueueSettings:
-            overrides = controller.image.config(ResourceType.GROUP, group_id)
-            return QueueSettings.of_group(lambda name: group_value(name, overrides, config))
-
-        def find(topic_id: uuid.UUID, index: int) -> Partition:
-            return replicas.find(topic_id.bytes, index)
-
-        return SharePartitions(
-            find=find,
-            persister=persister,
-            office=self._dead_letter_office(controller, find, peers),
-            settings_of=KnownSettings(lambda: controller.image, settings_of),
-            holds_lease=lambda: controller.holds_lease,
-            max_sessions=config.get_int("group.share.max.share.sessions"),
-            clock=self.clock,
-        )
-
-    def _dead_letter_office(
-        self, controller: Controller, find: Callable[[uuid.UUID, int], Partition], peers: Peers
-    ) -> DeadLetterOffice:
-        config = self.config
-
-        async def make_topic(name: str) -> None:
-            (outcome,) = await controller.ensure_topics([name], configs=((TAKES_DEAD_LETTERS, "true"),))
-            if outcome.error is not None:
-                raise outcome.error
-
-        return DeadLetterOffice(
-            broker_id=config.broker_id,
-            settings=DeadLetterSettings.from_config(config),
-            image=lambda: controller.image,
-            topic_setting=lambda topic, name: topic_value(name, controller.image.topic_overrides(topic), config),
-            find=find,
-            make_topic=make_topic,
-            peers=peers,
-            clock=self.clock,
-        )
-
     # ------------------------------------------------------------------------------------------------------- listeners
 
     def _make_listeners(self, limits: ConnectionLimits) -> None:
@@ -495,16 +331,12 @@ class Broker:
         if await controller.leave() and self._lingers:
             await self.clock.sleep(HAND_OVER_S)
 
-    async def _stop_listening(self) -> None:
-        assert self.services is not None
+    async def _stop_listening(self, replicas: Replicas, coordinators: Coordinators) -> None:
         for listener in self._listeners:
             listener.stop_accepting()
         # Parked requests are answered first, so that connections have nothing left to wait for.
-        self.services.replicas.begin_closing()
-        self.services.groups.begin_closing()
-        self.services.queues.begin_closing()
-        self.services.share_state.begin_closing()
-        self.services.transactions.begin_closing()
+        replicas.begin_closing()
+        coordinators.begin_closing()
         await asyncio.gather(*(listener.stop(DRAIN_S) for listener in self._listeners))
 
     def _advertised(self, listener: str) -> tuple[str, int]:
@@ -581,35 +413,6 @@ class Broker:
                 logger.error("high watermarks: %s", error)  # noqa: TRY400
 
 
-class _LocalMarkers:
-    """Markers for partitions that are led here: what other brokers reach by WriteTxnMarkers, without a socket."""
-
-    def __init__(self, services: Callable[[], Services | None]) -> None:
-        self._services = services
-
-    async def write(self, marker: TransactionMarker, partitions: Collection[TopicPartition]) -> Outcome:
-        services = self._services()
-        if services is None:
-            raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "the broker is starting")
-        response = await write_markers(services, markers_request([(marker, partitions)]))
-        return marker_outcomes(response).get(marker.producer_id, {})
-
-
-class _ShareCoordinators:
-    """The share coordinators, as the group coordinator sees them."""
-
-    def __init__(self, persister: Persister) -> None:
-        self._persister = persister
-
-    async def initialize(
-        self, group_id: str, topic_id: uuid.UUID, partition: int, epoch: int, start_offset: int
-    ) -> None:
-        await self._persister.initialize(ShareKey(group_id, topic_id, partition), epoch, start_offset)
-
-    async def delete(self, group_id: str, topic_id: uuid.UUID, partition: int) -> None:
-        await self._persister.delete(ShareKey(group_id, topic_id, partition))
-
-
 def store_for(config: BrokerConfig, clock: Clock) -> MetadataStore:
     """ZooKeeper where the settings name one, otherwise a file beside the logs."""
     hosts = config.get("zookeeper.connect")
@@ -628,49 +431,6 @@ def store_for(config: BrokerConfig, clock: Clock) -> MetadataStore:
 def _directories(log_dirs: LogDirs) -> Directories:
     """This broker's directories, as the cluster has to know them."""
     return Directories(log_dirs.online, log_dirs.full, len(log_dirs.online) < len(log_dirs.directories))
-
-
-def _follow_partitions(
-    replicas: Replicas, groups: GroupCoordinator, share_state: ShareCoordinator, transactions: TransactionCoordinator
-) -> None:
-    """Tell the coordinators which partitions of their topics they answer for."""
-    coordinators: dict[str, GroupCoordinator | ShareCoordinator | TransactionCoordinator] = {
-        CONSUMER_OFFSETS_TOPIC: groups,
-        SHARE_STATE_TOPIC: share_state,
-        TRANSACTION_STATE_TOPIC: transactions,
-    }
-
-    def led(topic: str, partitions: list[Partition]) -> None:
-        coordinator = coordinators.get(topic)
-        if coordinator is not None:
-            for partition in partitions:
-                coordinator.partition_became_leader(partition.index)
-
-    def unled(topic: str, partitions: list[Partition]) -> None:
-        coordinator = coordinators.get(topic)
-        if coordinator is not None:
-            for partition in partitions:
-                coordinator.partition_lost(partition.index)
-
-    def deleted(topic: str, topic_id: uuid.UUID) -> None:
-        if topic not in coordinators:
-            groups.topics_deleted({topic: topic_id})
-            share_state.topic_deleted(topic_id)
-
-    replicas.on_led.append(led)
-    replicas.on_unled.append(unled)
-    replicas.on_deleted.append(deleted)
-
-
-def _close_queues(queues: SharePartitions, gone: list[Partition]) -> None:
-    for partition in gone:
-        queues.unled(partition.topic_id, (partition.index,))
-
-
-def _partitions(controller: Controller, config: BrokerConfig, topic: str, setting: str) -> int:
-    """How many partitions an internal topic has, or will have once it is created."""
-    found = controller.image.topic(topic)
-    return len(found.partitions) if found else config.get_int(setting)
 
 
 def _descriptors() -> int:

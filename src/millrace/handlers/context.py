@@ -33,7 +33,7 @@ RACK_AWARE_SELECTOR: Final = "RackAwareReplicaSelector"
 
 @dataclass(slots=True)
 class Services:
-    """The parts of a running broker that handlers may use; joined in `millrace.broker` and nowhere else."""
+    """The parts of a running broker that handlers may use; joined in `millrace.broker`."""
 
     config: BrokerConfig
     clock: Clock

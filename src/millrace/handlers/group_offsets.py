@@ -25,6 +25,7 @@ from millrace.wire.messages.group_offsets import (
     OffsetFetchRequest,
     OffsetFetchResponse,
 )
+from millrace.wire.messages.transactions import TxnOffsetCommitRequest
 
 _NOTHING: Final = CommittedOffset(NO_OFFSET)
 
@@ -56,16 +57,7 @@ async def offset_commit(context: RequestContext, request: OffsetCommitRequest) -
                 answer.error_code = missing
                 continue
             answers.append(answer)
-            accepted.append(
-                OffsetToCommit(
-                    topic=name,
-                    partition=index,
-                    topic_id=topic_id,
-                    offset=partition.committed_offset,
-                    leader_epoch=partition.committed_leader_epoch,
-                    metadata=partition.committed_metadata or "",
-                )
-            )
+            accepted.append(offset_to_commit(name, topic_id, partition))
     if not accepted:
         return response
     try:
@@ -83,6 +75,23 @@ async def offset_commit(context: RequestContext, request: OffsetCommitRequest) -
     for answer, code in zip(answers, errors, strict=True):
         answer.error_code = code
     return response
+
+
+def offset_to_commit(
+    topic: str,
+    topic_id: UUID,
+    partition: OffsetCommitRequest.OffsetCommitRequestPartition
+    | TxnOffsetCommitRequest.TxnOffsetCommitRequestPartition,
+) -> OffsetToCommit:
+    """What a request wants to be committed for a partition that exists."""
+    return OffsetToCommit(
+        topic=topic,
+        partition=partition.partition_index,
+        topic_id=topic_id,
+        offset=partition.committed_offset,
+        leader_epoch=partition.committed_leader_epoch,
+        metadata=partition.committed_metadata or "",
+    )
 
 
 def _resolve(context: RequestContext, name: str, topic_id: UUID) -> tuple[str, UUID, int, ErrorCode]:

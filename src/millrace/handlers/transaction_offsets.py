@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from millrace.errors import ApiError, ErrorCode
 from millrace.groups.offsets.committed import OffsetToCommit
 from millrace.handlers.context import RequestContext
+from millrace.handlers.group_offsets import offset_to_commit
 from millrace.handlers.registry import api
 from millrace.handlers.transactional import UNANSWERED, VERIFICATION_SETTING
 from millrace.wire.keys import ApiKey
@@ -63,16 +64,7 @@ async def txn_offset_commit(context: RequestContext, request: TxnOffsetCommitReq
                 answer.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                 continue
             answers.append(answer)
-            accepted.append(
-                OffsetToCommit(
-                    topic=topic.name,
-                    partition=index,
-                    topic_id=known.topic_id,
-                    offset=partition.committed_offset,
-                    leader_epoch=partition.committed_leader_epoch,
-                    metadata=partition.committed_metadata or "",
-                )
-            )
+            accepted.append(offset_to_commit(topic.name, known.topic_id, partition))
     if not accepted:
         return response
     try:

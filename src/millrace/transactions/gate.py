@@ -21,7 +21,6 @@ from millrace.clock import Clock
 from millrace.cluster.image import ClusterImage
 from millrace.errors import ApiError, ErrorCode, MillraceError
 from millrace.model import NO_BROKER, TRANSACTION_STATE_TOPIC, TopicPartition
-from millrace.replication.state_topic import java_hash
 from millrace.tasks import Tasks
 from millrace.transactions.markers import PeerRequests
 from millrace.transactions.settings import GateSettings
@@ -46,6 +45,8 @@ Admission = dict[Partition, ErrorCode]
 
 class LocalCoordinator(Protocol):
     """The part of `TransactionCoordinator` that is needed here."""
+
+    def partition_for(self, transactional_id: str) -> int: ...
 
     async def add_partitions(
         self, transactional_id: str, producer: Producer, partitions: Collection[TopicPartition], *, version: int
@@ -172,7 +173,7 @@ class Gate:
         topic = self._image().topic(TRANSACTION_STATE_TOPIC)
         if topic is None:
             raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"there is no {TRANSACTION_STATE_TOPIC}")
-        index = (java_hash(transactional_id) & 0x7FFFFFFF) % len(topic.partitions)
+        index = self._local.partition_for(transactional_id)
         leader = topic.partitions[index].leader
         if leader == NO_BROKER:
             raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{TRANSACTION_STATE_TOPIC}-{index} has no leader")
