@@ -13,6 +13,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from millrace.client.connection import Connection
 from millrace.clock import ManualClock, SystemClock
+from millrace.metadata.deltas import ResourceType
 from millrace.replication.partition import Partition
 from millrace.replication.throttle import BURST_S, LONGEST_WAIT_S, ReplicationQuota, is_throttled
 from millrace.testing import Cluster
@@ -109,7 +110,7 @@ def ask(cluster: Cluster, request: Request, version: int) -> None:
 
 
 def limit(cluster: Cluster, side: str, rate: int | None, replicas: str = "*") -> None:
-    """Let `side` send or fetch at most `rate` bytes per second for topic t; None lifts that."""
+    """Let `side` send or fetch at most `rate` bytes per second for topic t, on every broker; None lifts that."""
     names = f"{side}.replication.throttled.rate", f"{side}.replication.throttled.replicas"
     cls = IncrementalAlterConfigsRequest
     resources = []
@@ -120,6 +121,17 @@ def limit(cluster: Cluster, side: str, rate: int | None, replicas: str = "*") ->
         config = cls.AlterableConfig(name=name, config_operation=rate is None, value=None if rate is None else value)
         resources.append(cls.AlterConfigsResource(resource_type=kind, resource_name=resource, configs=[config]))
     ask(cluster, cls(resources=resources), 1)
+    wait_known(cluster, names[1], None if rate is None else replicas)
+
+
+def wait_known(cluster: Cluster, name: str, value: str | None) -> None:
+    """The controller answers when the setting is written down; a broker that reads it later would limit nobody yet."""
+    deadline = time.monotonic() + 30
+    for broker in cluster._brokers.values():
+        assert broker.services is not None
+        while broker.services.image.config(ResourceType.TOPIC, "t").get(name) != value:
+            assert time.monotonic() < deadline, f"{broker} does not know that {name} is {value}"
+            time.sleep(0.005)
 
 
 def make(cluster: Cluster, replicas: list[int]) -> None:
