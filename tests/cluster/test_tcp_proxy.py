@@ -214,6 +214,24 @@ def test_a_request_that_is_kept_back_arrives_after_the_one_that_was_sent_in_its_
     assert network.deliver(late) == 0
 
 
+def test_one_client_is_cut_off_and_the_others_are_not(network: Network, echo: Echo) -> None:
+    port = network.link(CLIENTS, "1", echo.port, framed=True)
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=10) as one,
+        socket.create_connection(("127.0.0.1", port), timeout=10) as other,
+    ):
+        one.sendall(request(3, b"mixer-1"))
+        assert receive(one) == request(3, b"mixer-1").upper()
+        network.cut_client("mixer-1")
+        one.sendall(request(4, b"mixer-1"))
+        other.sendall(request(3, b"mixer-10"))
+        assert receive(other) == request(3, b"mixer-10").upper()
+        assert silent(one)
+        assert [echo.heard.get(timeout=10) for _ in range(2)] == [request(3, b"mixer-1"), request(3, b"mixer-10")]
+        network.heal()
+        assert receive(one) == request(4, b"mixer-1").upper()
+
+
 def test_requests_pass_again_when_nobody_keeps_them_any_more(network: Network, echo: Echo) -> None:
     port = network.link(CLIENTS, "1", echo.port, framed=True)
     late = network.keep_back(0, most=100)

@@ -200,6 +200,18 @@ def cut_clients(stage: TransactionStage) -> None:
     stage.goes_on(_A_LITTLE)
 
 
+def cut_one_client(stage: TransactionStage) -> None:
+    """From everybody, for longer than its transaction may last, while the others go on and take over its work."""
+    for _ in range(max(1, stage.scale.bounces // 2)):
+        client = stage.members.client_id(stage.rng.choice(stage.members.running))
+        stage.mark(f"{client} from all brokers")
+        stage.cluster.wires().cut_client(client)
+        time.sleep(_OVER_S)
+        stage.goes_on(_A_LITTLE)
+        stage.cluster.wires().heal()
+        stage.goes_on(_A_LITTLE)
+
+
 def cut_clients_from_leader(stage: TransactionStage) -> None:
     """The coordinator aborts what cannot be written."""
     leader = stage.leader()
@@ -318,10 +330,11 @@ TRANSACTION_ROWS: Final = (
             _variant("copy clients paused", pause_clients),
             _variant("copy clients replaced", replace_paused_clients),
             _variant("copy clients cut off", cut_clients),
+            _variant("copy one client cut off", cut_one_client),
             _variant("copy late requests", LATE_COPY),
             _variant("copy everything at random", everything),
         ),
-        16,
+        17,
         150_000,
         SHORT_COPY,
         FULL_COPY,
@@ -342,11 +355,12 @@ TRANSACTION_ROWS: Final = (
             _variant("mixed clients paused", pause_clients),
             _variant("mixed clients replaced", replace_paused_clients),
             _variant("mixed clients cut from the leader", cut_clients_from_leader),
+            _variant("mixed one client cut off", cut_one_client),
             _variant("mixed late records", late(ApiKey.PRODUCE, ApiKey.ADD_PARTITIONS_TO_TXN)),
             _variant("mixed records too late", produce_too_late),
             _variant("mixed everything at random", everything),
         ),
-        15,
+        16,
         20_000,
         SHORT_MIX,
         FULL_MIX,

@@ -10,9 +10,10 @@ node to another get a real "connection refused" at once, and connections that we
 the other direction go on. What this network cannot show is a lost SYN, which looks like a block to the caller but for
 the time at which it notices; and a target that is dead resets a connection, where its own machine would refuse it.
 
-On a link that carries requests of Kafka's protocol one by one (`framed`) some of them can be *kept back*: the request
-goes no further, its sender finds its connection reset, and whoever keeps it delivers it when it likes, however often
-it has been sent again by then. A broker sees a message that was late.
+On a link that carries requests of Kafka's protocol one by one (`framed`) a client is known by its client.id, and can be
+cut off alone. There some requests can also be *kept back*: the request goes no further, its sender finds its connection
+reset, and whoever keeps it delivers it when it likes, however often it has been sent again by then. A broker sees a
+message that was late.
 
 Owner: a thread with an event loop of its own; the methods are for other threads and return when the rule holds.
 """
@@ -71,13 +72,20 @@ class LateRequests:
         """Whether this request goes no further."""
         if len(self.kept) >= self.most or len(frame) < _SIZE.size + _REQUEST_HEAD.size:
             return False
-        api_key, _, _, length = _REQUEST_HEAD.unpack_from(frame, _SIZE.size)
-        start = _SIZE.size + _REQUEST_HEAD.size
-        client = frame[start : start + max(0, length)].decode(errors="replace")
-        if api_key not in self.api_keys or not client.startswith(self.client):
+        api_key, *_ = _REQUEST_HEAD.unpack_from(frame, _SIZE.size)
+        if api_key not in self.api_keys or not client_of(frame).startswith(self.client):
             return False
         self.kept.append((port, frame))
         return True
+
+
+def client_of(frame: bytes) -> str:
+    """The client.id of a request."""
+    if len(frame) < _SIZE.size + _REQUEST_HEAD.size:
+        return ""
+    *_, length = _REQUEST_HEAD.unpack_from(frame, _SIZE.size)
+    start = _SIZE.size + _REQUEST_HEAD.size
+    return frame[start : start + max(0, length)].decode(errors="replace")
 
 
 class Network:
@@ -86,6 +94,8 @@ class Network:
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._gates: dict[tuple[Node, Node], asyncio.Event] = {}
+        self._client_gates: dict[str, asyncio.Event] = {}
+        """Of the clients that are cut off alone."""
         self._links: list[_Link] = []
         self._late: list[LateRequests] = []
         self._thread = threading.Thread(target=self._run, name="network")
@@ -121,6 +131,10 @@ class Network:
         """Stop both ways between one node and each of the others."""
         pairs = [pair for other in others for pair in ((one, other), (other, one))]
         self._call(self._set(pairs, is_open=False))
+
+    def cut_client(self, client: str) -> None:
+        """Stop both ways, on framed links, between everybody and the clients with this client.id."""
+        self._call(self._cut_client(client))
 
     def refuse(self, source: Node, target: Node) -> None:
         """Refuse calls from one node to another, and reset the connections it has opened there."""
@@ -179,6 +193,14 @@ class Network:
             else:
                 gate.clear()
 
+    async def _cut_client(self, client: str) -> None:
+        self._client_gates.setdefault(client, asyncio.Event())
+
+    async def _wait_for_client(self, caller: _Caller) -> None:
+        """While the caller is cut off; nobody knows who it is before its first request."""
+        while (gate := self._client_gates.get(caller.client)) is not None:
+            await gate.wait()
+
     async def _keep(self, late: LateRequests) -> None:
         self._late.append(late)
 
@@ -218,6 +240,8 @@ class Network:
 
     async def _heal(self) -> None:
         self._late.clear()
+        while self._client_gates:
+            self._client_gates.popitem()[1].set()
         await self._set(list(self._gates), is_open=True)
         for link in self._links:
             await link.take_calls()
@@ -240,10 +264,11 @@ class Network:
         await there.wait()
         far_reader, far_writer = await asyncio.open_connection(HOST, port)
         try:
-            requests = self._carry_requests(reader, far_writer, there, port) if framed else None
+            caller = _Caller()
+            requests = self._carry_requests(reader, far_writer, there, port, caller) if framed else None
             ways = [
-                asyncio.ensure_future(requests or _carry(reader, far_writer, there)),
-                asyncio.ensure_future(_carry(far_reader, writer, back)),
+                asyncio.ensure_future(requests or _carry(reader, far_writer, there.wait)),
+                asyncio.ensure_future(_carry(far_reader, writer, back.wait, lambda: self._wait_for_client(caller))),
             ]
             try:
                 done, _ = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
@@ -257,16 +282,30 @@ class Network:
             far_writer.close()
 
     async def _carry_requests(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, gate: asyncio.Event, port: int
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        gate: asyncio.Event,
+        port: int,
+        caller: _Caller,
     ) -> None:
         """Move one request after the other, but for those that are kept back: then the connection is over."""
         while True:
             frame = await _read_frame(reader)
+            caller.client = client_of(frame)
+            await self._wait_for_client(caller)
             await gate.wait()
             if any(late.keeps(port, frame) for late in self._late):
                 raise _KeptBackError
             writer.write(frame)
             await writer.drain()
+
+
+@dataclass(slots=True)
+class _Caller:
+    """Who is at the other end of a framed link."""
+
+    client: str = ""
 
 
 class _KeptBackError(Exception):
@@ -344,11 +383,14 @@ async def _read_frame(reader: asyncio.StreamReader) -> bytes:
     return size + await reader.readexactly(_SIZE.unpack(size)[0])
 
 
-async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, gate: asyncio.Event) -> None:
-    """Move bytes while the gate is open; an end of the stream, too, passes only through an open gate."""
+async def _carry(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *gates: Callable[[], Awaitable[Any]]
+) -> None:
+    """Move bytes while every gate is open; an end of the stream, too, passes only through open gates."""
     while True:
         data = await reader.read(_CHUNK_BYTES)
-        await gate.wait()
+        for gate in gates:
+            await gate()
         if not data:
             return
         writer.write(data)
