@@ -5,7 +5,9 @@
     bank    moves money between its accounts, and adds them all up now and then
 
 It keeps its transactional id for life. When its producer is fenced or broken, it makes a new one and goes on from what
-was committed, as any such program must. Everything that it asks for is in its history before it asks
+was committed, as any such program must. When a call does not return, it begins anew as a whole, as whoever watches over
+such a program would have it: librdkafka's send_offsets_to_transaction knows no timeout while the group's coordinator is
+away (confluentinc/librdkafka#5456). Everything that it asks for is in its history before it asks
 (`support.history`); it ends when its standard input does, at the latest with its parent, and prints how many records it
 has committed.
 """
@@ -13,6 +15,7 @@ has committed.
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import struct
 import sys
@@ -46,6 +49,9 @@ TOTAL: Final = ACCOUNTS * DEPOSIT
 """What the accounts of a bank add up to."""
 
 _CALL_S: Final = 10.0
+_HANGS_AFTER_S: Final = 2 * _CALL_S
+ANEW: Final = 1000
+"""A program that begins anew has this much more for its number."""
 _COMMITS_WITHIN_S: Final = 60.0
 _FLUSH_S: Final = 2.0
 _GATHER_S: Final = 0.3
@@ -116,6 +122,8 @@ class Transactions:
         self._current = 0
         self._sent = 0
         self._open = False
+        self._called_at: float | None = None
+        threading.Thread(target=self._watch, daemon=True).start()
         self._settings: Settings = {
             **TRANSACTIONAL,
             "bootstrap.servers": options.bootstrap,
@@ -230,6 +238,7 @@ class Transactions:
         deadline = time.monotonic() + _COMMITS_WITHIN_S
         while True:
             self._history.flush()
+            self._called_at = time.monotonic()
             try:
                 return call()
             except KafkaException as failure:
@@ -240,6 +249,17 @@ class Transactions:
                 if error.txn_requires_abort():
                     raise MustAbort from None
                 raise Gone from None
+            finally:
+                self._called_at = None
+
+    def _watch(self) -> None:
+        while True:
+            time.sleep(1)
+            called_at = self._called_at
+            if called_at is not None and time.monotonic() - called_at > _HANGS_AFTER_S:
+                print(f"a call hangs after {_HANGS_AFTER_S:.0f} s: beginning anew", file=sys.stderr, flush=True)
+                anew = ["--number", str(self._number + ANEW), "--committed", str(self.committed)]
+                os.execv(sys.executable, [sys.executable, "-m", "cluster.transaction_member", *sys.argv[1:], *anew])
 
     def _new_producer(self) -> Producer:
         while True:
@@ -584,6 +604,7 @@ def main() -> int:
     parser.add_argument("--topic", required=True, help="where it writes")
     parser.add_argument("--partitions", type=int, required=True)
     parser.add_argument("--number", type=int, required=True, help="of this process")
+    parser.add_argument("--committed", type=int, default=0, help="by the program that this one replaces")
     parser.add_argument("--slot", type=int, required=True, help="of its transactional id, which outlives it")
     parser.add_argument("--history", type=Path, required=True)
     parser.add_argument("--timeout-ms", type=int, required=True, help="transaction.timeout.ms")
@@ -601,6 +622,7 @@ def main() -> int:
         try:
             kind = Transactions if options.late is None else Straggler
             transactions: Writer = kind(options, history, stopping)
+            transactions.committed = options.committed
             job = JOBS[options.job](options, history, transactions)
             run(job, transactions, stopping)
             job.close()

@@ -311,6 +311,9 @@ def _judge(stage: TransactionStage, result: Result, job: str) -> None:
         result.marks.append(f"{looked} times a bank looked at all of its accounts")
     elif job == "copier":
         _check_copy(stage, events, result.report)
+    hung = sum(b"a call hangs" in path.read_bytes() for path in clients.directory.glob("member-*.err"))
+    if hung:
+        result.marks.append(f"{hung} programs hung in a call of librdkafka and began anew")
     check_metadata(stage, result)
     if job != "bank":  # replicas are compacted each at its own time
         for (topic, index), end in stable.items():
