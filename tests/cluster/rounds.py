@@ -29,6 +29,8 @@ from support.servers import ServerFailed
 
 PARTITIONS: Final = 4
 _ACKS_WITHIN_S: Final = 120.0
+_SLOWEST_PER_S: Final = 1000
+"""Records that a machine takes at least, however busy it is."""
 _CREATED_WITHIN_S: Final = 30.0
 _READ_WITHIN_S: Final = 60.0
 _LOSSES: Final = (Anomaly.LOST, Anomaly.UNSEEN, Anomaly.MISSED, Anomaly.NOT_ACCEPTED)
@@ -144,7 +146,10 @@ class Clients:
                 raise ServerFailed(f"{', '.join(dead)} ended early:\n{self.errors()}")
             return True if self.acked >= count else None
 
-        wait_for(enough, timeout_s, f"{count} records were not acknowledged; {self.acked} were")
+        try:
+            wait_for(enough, timeout_s, f"{count} records were not acknowledged")
+        except ServerFailed as error:
+            raise ServerFailed(f"{error}: {self.acked} were") from None
 
     def wait_more_acked(self, count: int, timeout_s: float = _ACKS_WITHIN_S) -> None:
         self.wait_acked(self.acked + count, timeout_s)
@@ -379,7 +384,7 @@ def disturb(stage: Stage, fault: Fault, result: Result, *, first: int = 500) -> 
         result.whole_s = cluster.wait_whole(stage.topic, stage.scale.heals_within_s)
         stage.mark("whole")
         clients.wait_more_acked(200)
-        clients.wait_acked(stage.scale.acked)
+        clients.wait_acked(stage.scale.acked, _ACKS_WITHIN_S + stage.scale.acked / _SLOWEST_PER_S)
     except TROUBLE as error:
         problems.append(f"{type(error).__name__}: {error}")
     return problems
