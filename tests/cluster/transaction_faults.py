@@ -390,7 +390,7 @@ TRANSACTION_ROWS: Final = (
             _variant("bank everything at random", everything),
         ),
         6,
-        20_000,
+        4_000,
         SHORT_BANK,
         FULL_BANK,
         run_bank_round,

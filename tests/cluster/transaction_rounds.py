@@ -88,7 +88,7 @@ FULL_MIX: Final = TransactionScale(
 FULL_LATE: Final = replace(FULL_MIX, acked=5_000)
 SHORT_BANK: Final = TransactionScale(acked=400, bounces=1, rate=0, session_timeout_ms=3000, outage_s=5, producers=0)
 FULL_BANK: Final = TransactionScale(
-    acked=20_000, bounces=5, rate=0, session_timeout_ms=6000, outage_s=30, producers=0, members=5
+    acked=4_000, bounces=5, rate=0, session_timeout_ms=6000, outage_s=30, producers=0, members=5
 )
 
 
