@@ -49,7 +49,7 @@ class _Ports:
         self._lock = threading.Lock()
         end = max(_first_outgoing_port(), _LOWEST_PORT + _BLOCK)
         starts = range(_LOWEST_PORT, end - _BLOCK + 1, _BLOCK)
-        self._claim, start = _claim_one_of(random.sample(starts, len(starts)))
+        start = _claim_one_of(random.sample(starts, len(starts)))
         self._ports = range(_LOWEST_PORT, end) if start is None else range(start, start + _BLOCK)
         self._next = random.randrange(len(self._ports))  # noqa: S311 - not a secret
 
@@ -67,19 +67,20 @@ class _Ports:
         raise MillraceError(f"not even {count} of the ports from {first} to {last} are free on {host}")
 
 
-def _claim_one_of(starts: list[int]) -> tuple[socket.socket | None, int | None]:
-    """The first block that nobody has, and the socket whose name says that it is ours now."""
+def _claim_one_of(starts: list[int]) -> int | None:
+    """The first block that nobody has; a socket whose name says that it is ours stays open as long as the process."""
     if sys.platform != "linux":
-        return None, None
+        return None
     claim = socket.socket(socket.AF_UNIX)
     for start in starts:
         try:
             claim.bind(f"\0millrace-ports-{start}")
         except OSError:
             continue
-        return claim, start
+        claim.detach()  # nobody closes it, and nobody is warned of that
+        return start
     claim.close()
-    return None, None
+    return None
 
 
 _ports: _Ports | None = None
