@@ -46,10 +46,10 @@ def test_processes_that_live_at_the_same_time_have_different_ports() -> None:
         for other in others:
             assert other.stdout is not None
             given += [int(port) for port in other.stdout.readline().split()]
+        mine = free_ports(HOST, 300)  # while they live: their blocks are free again afterwards
     finally:
         for other in others:
             other.communicate()
-    mine = free_ports(HOST, 300)
     assert len(given) == len(set(given)) == 80
     assert not set(given) & set(mine)
 
