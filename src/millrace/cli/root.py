@@ -156,12 +156,23 @@ def _run(argv: list[str]) -> int:
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else 1
     except Exception as error:  # noqa: BLE001  # the boundary: what is not known here is raised again
+        if _is_ctrl_c(error):
+            return 130
         if os.environ.get("MILLRACE_DEBUG"):
             import traceback
 
             traceback.print_exc()
         return _report(error)
     return outcome if isinstance(outcome, int) else 0
+
+
+def _is_ctrl_c(error: Exception) -> bool:
+    """Whether this is a Ctrl-C that came while a librdkafka client was being freed.
+
+    confluent-kafka leaves the KeyboardInterrupt behind without raising it, and the interpreter blames whatever built-in
+    function is called next: "SystemError: <...> returned a result with an exception set".
+    """
+    return isinstance(error, SystemError) and isinstance(error.__cause__, KeyboardInterrupt)
 
 
 def _report(error: Exception) -> int:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -175,3 +178,37 @@ def test_a_broker_does_not_pay_for_client_libraries(argv: list[str]) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=ENVIRONMENT)
     assert done.stdout.strip() == "[]"
+
+
+def test_ctrl_c_while_a_client_is_freed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The moment is hit by a thread that can run only when the command's thread lets go, which freeing a client does."""
+    from confluent_kafka.admin import AdminClient
+
+    from millrace.cli import produce
+    from millrace.cli.delivery import TopicRules
+
+    let_go = threading.Event()
+    interrupter = threading.Thread(
+        target=lambda: let_go.wait() and os.kill(os.getpid(), signal.SIGUSR1),
+    )
+
+    def read_rules(bootstrap: str, overrides: object, topic: str) -> TopicRules:  # noqa: ARG001
+        admin = AdminClient({"bootstrap.servers": bootstrap}, logger=logging.getLogger("test"))
+        interrupter.start()
+        let_go.set()
+        del admin
+        return TopicRules()
+
+    monkeypatch.setattr(produce, "read_rules", read_rules)
+    handled = signal.signal(signal.SIGUSR1, signal.default_int_handler)
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(10)
+    try:
+        code = run(["produce", "orders", str(tmp_path / "lines"), "--bootstrap", "127.0.0.1:2"])
+    finally:
+        sys.setswitchinterval(interval_s)
+        signal.signal(signal.SIGUSR1, handled)
+        interrupter.join()
+    assert (code, capsys.readouterr().err) == (130, "")
