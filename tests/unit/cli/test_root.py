@@ -183,7 +183,7 @@ def test_a_broker_does_not_pay_for_client_libraries(argv: list[str]) -> None:
 def test_ctrl_c_while_a_client_is_freed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """The moment is hit by a thread that can run only when the command lets go of Python, which freeing a client does."""
+    """The moment is hit by a thread that runs only when the command lets go of Python, which freeing a client does."""
     from confluent_kafka.admin import AdminClient
 
     from millrace.cli import produce
