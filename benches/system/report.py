@@ -1,6 +1,8 @@
 """The result of a comparison: kept as JSON, shown as a table, written into docs/performance.md.
 
 PYTHONPATH=tests python -m benches.system.report benches/results/comparison.json --update docs/performance.md
+
+The table of NAME.json has its place in the page between `<!-- NAME: begin -->` and `<!-- NAME: end -->`.
 """
 
 from __future__ import annotations
@@ -14,8 +16,6 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
-
-BEGIN, END = "<!-- comparison: begin -->", "<!-- comparison: end -->"
 
 
 @dataclass(slots=True)
@@ -127,16 +127,18 @@ def describe_machine() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Show a stored comparison, or write it into a page.")
     parser.add_argument("result", type=Path)
-    parser.add_argument("--update", type=Path, help="a Markdown page with comparison markers")
+    parser.add_argument("--update", type=Path, help="a Markdown page with a place for the table")
     options = parser.parse_args()
     comparison = Comparison.load(options.result)
     if options.update is None:
         Console(width=120).print(comparison.table())
         return
+    name = options.result.stem
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
     page = options.update.read_text()
-    before, rest = page.split(BEGIN)
-    _, after = rest.split(END)
-    options.update.write_text(f"{before}{BEGIN}\n{comparison.markdown()}{END}{after}")
+    before, rest = page.split(begin)
+    _, after = rest.split(end)
+    options.update.write_text(f"{before}{begin}\n{comparison.markdown()}{end}{after}")
 
 
 if __name__ == "__main__":

@@ -198,6 +198,9 @@ class FakePartition:
     def when_committed(self, last_offset: int, reached: Reached) -> bool:
         return self.high_watermark.when(last_offset + 1, reached)
 
+    def is_committed(self, last_offset: int) -> bool:
+        return self.high_watermark.offset > last_offset
+
     async def wait_committed(self, last_offset: int) -> None:
         future = self.high_watermark.reach(last_offset + 1)
         if future is not None:

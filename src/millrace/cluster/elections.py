@@ -88,20 +88,19 @@ def default_rules(_topic: str) -> TopicRules:
 def topic_rules(image: ClusterImage, config: BrokerConfig) -> RulesOf:
     """What the settings of the topics and of the cluster say."""
 
-    def rules(overrides: Mapping[str, str], *, internal: bool = False) -> TopicRules:
+    def rules(overrides: Mapping[str, str]) -> TopicRules:
         settings = topic_config(overrides, config)
         return TopicRules(
             settings.unclean_leader_election_enable,
             settings.min_insync_replicas,
-            internal or settings.flushes_before_promise,
+            settings.flushes_before_promise,
         )
 
     default = rules({})
 
     def of(topic: str) -> TopicRules:
         overrides = image.topic_overrides(topic)
-        internal = topic in INTERNAL_TOPICS
-        return rules(overrides, internal=internal) if internal or not _RULING.isdisjoint(overrides) else default
+        return default if _RULING.isdisjoint(overrides) else rules(overrides)
 
     return of
 

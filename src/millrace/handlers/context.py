@@ -78,6 +78,11 @@ class Services:
 class TransactionGate(Protocol):
     """The transaction coordinators, on this broker or another, as the leader of a partition asks them (KIP-890)."""
 
+    def adds_at_once(
+        self, transactional_id: str, producer_id: int, producer_epoch: int, partitions: list[tuple[str, int]]
+    ) -> bool:
+        """Whether the partitions are part of the producer's transaction now; False: `admit` has to be asked."""
+
     async def admit(
         self,
         transactional_id: str,

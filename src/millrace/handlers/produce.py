@@ -15,7 +15,7 @@ from millrace.handlers.context import RequestContext
 from millrace.handlers.leaders import leader_hint
 from millrace.handlers.promise import Promise
 from millrace.handlers.registry import api
-from millrace.handlers.transactional import Admitted, ask, in_line, is_first_in_line
+from millrace.handlers.transactional import Admitted, ask, in_line, is_admitted_at_once, is_first_in_line
 from millrace.model import INTERNAL_TOPICS
 from millrace.records.batch import CODEC_MASK, TRANSACTIONAL_BIT, attributes_of
 from millrace.records.compression import Codec
@@ -74,7 +74,7 @@ def produce(
         return _append_all(context, call, None)
     if is_first_in_line(context):
         question = ask(context, call)
-        if not question.guards:
+        if is_admitted_at_once(context, call, question):
             return _append_all(context, call, question.admitted)
     return in_line(context, call, lambda admitted: _append_all(context, call, admitted))
 

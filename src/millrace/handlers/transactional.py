@@ -134,6 +134,16 @@ def _transactional_batches(call: ProduceCall) -> dict[Place, BatchHeader]:
     }
 
 
+def is_admitted_at_once(context: RequestContext, call: ProduceCall, question: Question) -> bool:
+    """Whether there is nothing to wait for: nobody is to be asked, or who is asked has answered already."""
+    return not question.guards or (
+        question.adds
+        and context.broker.transaction_gate.adds_at_once(
+            call.transactional_id or "", question.producer_id, question.producer_epoch, list(question.places)
+        )
+    )
+
+
 def in_line(
     context: RequestContext, call: ProduceCall, append: Callable[[Admitted], A | Promise[A]]
 ) -> Coroutine[Any, Any, A]:

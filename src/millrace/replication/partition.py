@@ -365,6 +365,9 @@ class Partition:
         """Have `reached` called once `last_offset` is committed; False, and no call, where it already is."""
         return self.high_watermark.when(last_offset + 1, reached)
 
+    def is_committed(self, last_offset: int) -> bool:
+        return self.high_watermark.offset > last_offset
+
     async def wait_committed(self, last_offset: int) -> None:
         """Return once `last_offset` is committed. Cancellation leaves the records where they are."""
         future = self.high_watermark.reach(last_offset + 1)

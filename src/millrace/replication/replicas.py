@@ -568,7 +568,7 @@ def _apart(what: object) -> Iterator[None]:
 
 
 def log_config(config: TopicConfig, *, internal: bool, producer_expiration_ms: int) -> LogConfig:
-    """What storage needs to know of a topic's settings. Internal state is always flushed before it is acknowledged."""
+    """What storage needs to know of a topic's settings."""
     return LogConfig(
         segment_bytes=config.segment_bytes,
         segment_ms=config.segment_ms,
@@ -589,7 +589,7 @@ def log_config(config: TopicConfig, *, internal: bool, producer_expiration_ms: i
         max_compaction_lag_ms=config.max_compaction_lag_ms,
         delete_retention_ms=config.delete_retention_ms,
         compact_at_bytes=COMPACT_STATE_AT_BYTES if internal else None,
-        flush_mode=FlushMode.GROUP if internal else _flush_mode(config),
+        flush_mode=_flush_mode(config),
         flush_interval_ms=config.flush_ms if config.flush_ms < LONG_MAX else DEFAULT_FLUSH_INTERVAL_MS,
         validate_records=config.validate_records,
         producer_expiration_ms=producer_expiration_ms,

@@ -173,6 +173,9 @@ class StateShard:
 
         Only the waiting has a timeout: a write that becomes durable later takes effect all the same.
         """
+        if done.done():
+            done.result()
+            return
         timer = self._clock.call_later(self._write_timeout_ms / 1000, lambda: _give_up(done))
         try:
             await done

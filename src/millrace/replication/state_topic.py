@@ -96,6 +96,8 @@ class StatePartition(Protocol):
 
     def when_committed(self, last_offset: int, reached: Reached) -> bool: ...
 
+    def is_committed(self, last_offset: int) -> bool: ...
+
     async def wait_committed(self, last_offset: int) -> None: ...
 
 
@@ -192,6 +194,10 @@ class StateTopic:
     def when_committed(self, index: int, last_offset: int, reached: Reached) -> bool:
         """Have `reached` called when the record is on every replica that counts; False, and no call, where it is."""
         return self._leading(index).when_committed(last_offset, reached)
+
+    def is_committed(self, index: int, last_offset: int) -> bool:
+        """Whether the record is on every replica that counts."""
+        return self._leading(index).is_committed(last_offset)
 
     async def load(self, index: int) -> list[StateRecord]:
         """The latest record of every key, tombstones included, in the order in which they came to count.

@@ -1,6 +1,7 @@
 """Writing to one led partition of an internal topic: appended at once, in effect when durable, in the order of the log.
 
 So what is in a coordinator's memory is always what a replay would give, and whoever hung up does not stop a change.
+`write` never puts anything into effect itself: whoever can take that in the middle of its work asks for it (`settle`).
 What others append to the partition, the markers of transactions, takes its place in the order by its offset (`note`).
 Owner: a shard (`sharded.StateShard`), whose task runs `confirm`. Not here: what the records mean, and what a failed
 write means to a client.
@@ -36,6 +37,8 @@ class StateWriter:
         self._written = asyncio.Event()
         self._turn: asyncio.Future[None] | None = None
         """What `confirm` waits for: the first write is durable, or is not the first any more."""
+        self._failure: Exception | None = None
+        """What ends `confirm`: a write is in the log and could not be put into effect."""
         self._is_closed = False
 
     def __repr__(self) -> str:
@@ -66,6 +69,18 @@ class StateWriter:
         if not self._is_closed:
             self._queue(offset, offset, apply)
 
+    def settle(self) -> None:
+        """Put into effect what is durable already, which is all where a write needs nobody else; without a wait."""
+        while self._writes and self._topic.is_committed(self._index, self._writes[0].last_offset):
+            try:
+                self._put_first_into_effect()
+            except Exception as error:
+                self._failure = error
+                self._written.set()
+                raise
+            finally:
+                self._end_turn()
+
     def settled(self) -> asyncio.Future[None] | None:
         """Done when everything written so far is in effect; None where it is already."""
         if not self._writes:
@@ -76,6 +91,8 @@ class StateWriter:
     async def confirm(self) -> None:
         """Put writes into effect as they become durable, until closed. ApiError: the leadership is lost."""
         while not self._is_closed:
+            if self._failure is not None:
+                raise self._failure
             if not self._writes:
                 self._written.clear()
                 await self._written.wait()
@@ -85,10 +102,7 @@ class StateWriter:
             if self._topic.when_committed(self._index, first.last_offset, partial(_reached, turn)):
                 await turn
             if self._writes and self._writes[0] is first:
-                self._writes.popleft()
-                first.apply(first.base_offset)
-                if not first.done.done():
-                    first.done.set_result(None)
+                self._put_first_into_effect()
 
     def close(self, error: ErrorCode) -> None:
         """Tell everybody who waits, and take nothing more."""
@@ -99,6 +113,12 @@ class StateWriter:
         for write in writes:
             if not write.done.done():
                 write.done.set_exception(ApiError(error))
+
+    def _put_first_into_effect(self) -> None:
+        first = self._writes.popleft()
+        first.apply(first.base_offset)
+        if not first.done.done():
+            first.done.set_result(None)
 
     def _queue(self, base_offset: int, last_offset: int, apply: Callable[[int], None]) -> asyncio.Future[None]:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -90,6 +90,12 @@ class TransactionCoordinator(ShardedCoordinator[TransactionShard]):
         """Make partitions part of the transaction, durably; it begins with the first."""
         await self._shard(transactional_id).add(transactional_id, producer, partitions, version)
 
+    def add_at_once(
+        self, transactional_id: str, producer: Producer, partitions: Collection[TopicPartition], *, version: int
+    ) -> bool:
+        """The same without a wait; False where there is something to wait for: then `add_partitions` does."""
+        return self._shard(transactional_id).add_at_once(transactional_id, producer, partitions, version)
+
     def verify(
         self, transactional_id: str, producer: Producer, partitions: Collection[TopicPartition]
     ) -> dict[TopicPartition, ErrorCode]:

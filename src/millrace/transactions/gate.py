@@ -52,6 +52,10 @@ class LocalCoordinator(Protocol):
         self, transactional_id: str, producer: Producer, partitions: Collection[TopicPartition], *, version: int
     ) -> None: ...
 
+    def add_at_once(
+        self, transactional_id: str, producer: Producer, partitions: Collection[TopicPartition], *, version: int
+    ) -> bool: ...
+
     def verify(
         self, transactional_id: str, producer: Producer, partitions: Collection[TopicPartition]
     ) -> dict[TopicPartition, ErrorCode]: ...
@@ -95,6 +99,24 @@ class Gate:
     async def stop(self) -> None:
         """Ask nobody any more; whoever waits is told NETWORK_EXCEPTION."""
         await self._tasks.stop()
+
+    def adds_at_once(
+        self, transactional_id: str, producer_id: int, producer_epoch: int, partitions: list[Partition]
+    ) -> bool:
+        """Whether the partitions are part of the producer's transaction now: `admit` with `add`, without a wait.
+
+        False says nothing but that `admit` has to be asked. True where the coordinator is on this broker and a write to
+        its log needs no other replica and no disk.
+        """
+        try:
+            return self._coordinator(transactional_id) == self._broker_id and self._local.add_at_once(
+                transactional_id,
+                Producer(producer_id, producer_epoch),
+                [TopicPartition(*each) for each in partitions],
+                version=EPOCH_VERSION,
+            )
+        except ApiError:
+            return False
 
     async def admit(
         self,

@@ -145,6 +145,16 @@ class TransactionShard(StateShard):
             await asyncio.shield(waiting)
         await self._change(transactional_id, plan)
 
+    def add_at_once(
+        self, transactional_id: str, producer: Producer, partitions: Collection[TopicPartition], version: int
+    ) -> bool:
+        """As `add`, where there is nothing to wait for; False: ask `add`, which waits for what has begun here."""
+        if transactional_id in self._changing:
+            return False
+        current = self.transactions.get(transactional_id)
+        decision = state.plan_add(current, producer, partitions, version=version, now_ms=self._clock.wall_ms())
+        return decision.after is None or self._append([(transactional_id, decision.after)]).done()
+
     def verify(
         self, transactional_id: str, producer: Producer, partitions: Collection[TopicPartition]
     ) -> dict[TopicPartition, ErrorCode]:
@@ -285,6 +295,7 @@ class TransactionShard(StateShard):
             raise ApiError(ErrorCode.NOT_COORDINATOR, f"{self._topic.name}-{self.index} is led in another epoch")
         done = self.append([records.entry(each, transaction) for each, transaction in changes], apply)
         self._changing.update(changes)
+        self._writer.settle()
         return done
 
     def _apply(self, transactional_id: str, transaction: Transaction | None) -> None:

@@ -34,6 +34,14 @@ class Gate:
         self.asked: list[tuple[str, int, int, list[tuple[str, int]], bool]] = []
         self.answers: list[asyncio.Future[dict[tuple[str, int], ErrorCode]]] = []
         self.always: dict[tuple[str, int], ErrorCode] | ApiError | None = {}
+        self.at_once = False
+
+    def adds_at_once(
+        self, transactional_id: str, producer_id: int, producer_epoch: int, partitions: list[tuple[str, int]]
+    ) -> bool:
+        if self.at_once:
+            self.asked.append((transactional_id, producer_id, producer_epoch, partitions, True))
+        return self.at_once
 
     async def admit(
         self,
@@ -122,6 +130,18 @@ async def test_the_coordinator_is_asked_once_for_all_partitions(bench: Bench, ve
     bench.end()
     assert await bench.codes((ONE, inside(2)), version=version) == [0], "another transaction"
     assert bench.gate.asked[1:] == [("tx", 1, 0, [(ONE, 0)], adds)]
+
+
+async def test_a_coordinator_that_answers_at_once_lets_nobody_wait(bench: Bench) -> None:
+    bench.gate.at_once = True
+    answer = bench.begin((ONE, inside()), (TWO, inside()))
+    assert isinstance(answer, list)
+    assert [result.error_code for _, results in answer for result in results] == [0, 0]
+    assert bench.gate.asked == [("tx", 1, 0, [(ONE, 0), (TWO, 0)], True)]
+    assert bench.sequences(ONE) == bench.sequences(TWO) == [0]
+    bench.end(ONE)
+    assert await bench.codes((ONE, inside(1)), version=11) == [0]
+    assert bench.gate.asked[1:] == [("tx", 1, 0, [(ONE, 0)], False)], "who adds partitions itself is verified"
 
 
 async def test_batches_outside_of_transactions_are_nobodys_business(bench: Bench) -> None:

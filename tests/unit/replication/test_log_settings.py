@@ -30,8 +30,9 @@ def test_the_flush_mode_keeps_every_promise(overrides: dict[str, str], mode: Flu
     assert settings(**overrides).flush_mode is mode
 
 
-def test_internal_state_is_always_on_disk_before_it_counts() -> None:
-    assert settings(internal=True, flush_mode="os").flush_mode is FlushMode.GROUP
+def test_internal_topics_do_what_their_settings_say() -> None:
+    assert settings(internal=True).flush_mode is FlushMode.GROUP
+    assert settings(internal=True, flush_mode="os").flush_mode is FlushMode.OS
 
 
 def test_the_interval_is_what_flush_ms_says() -> None:

@@ -44,6 +44,9 @@ class MapShard(StateShard):
     def put(self, key: bytes, value: bytes) -> asyncio.Future[None]:
         return self.append([(key, value)], lambda _: self.replay(key, value, 0))
 
+    def settle(self) -> None:
+        self._writer.settle()
+
 
 class Bench:
     def __init__(self) -> None:
@@ -93,6 +96,36 @@ async def test_a_write_takes_effect_when_it_is_durable_and_in_order(bench: Bench
     await settled
     assert second.done()
     assert shard.kept == {b"a": b"2"}
+
+
+async def test_what_is_durable_already_takes_effect_when_asked_for_and_in_order(bench: Bench) -> None:
+    shard = await bench.start()
+    first = shard.put(b"a", b"1")
+    await asyncio.sleep(0)  # its durability is waited for now
+    second, third = shard.put(b"a", b"2"), shard.put(b"a", b"3")
+    shard.settle()
+    assert shard.kept == {}
+    bench.fake[0].commit(2)
+    shard.settle()
+    assert shard.kept == {b"a": b"2"}
+    assert (first.done(), second.done(), third.done()) == (True, True, False)
+    assert await shard.in_time(second) is None
+    bench.fake[0].commit()
+    await until(third.done)
+    assert shard.kept == {b"a": b"3"}
+
+
+async def test_a_durable_write_that_cannot_take_effect_ends_the_shard(bench: Bench) -> None:
+    """Who asked for it is told; memory would not be what the log says any more, so it is the shard's end, too."""
+    shard = await bench.start()
+    shard.put(b"bad", b"1")
+    bench.fake[0].commit()
+    with pytest.raises(ProtocolError):
+        shard.settle()
+    assert bench.task is not None
+    with pytest.raises(ProtocolError):
+        await bench.task
+    assert shard.state is ShardState.CLOSED
 
 
 async def test_only_waiting_has_a_timeout(bench: Bench) -> None:

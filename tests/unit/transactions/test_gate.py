@@ -111,6 +111,42 @@ async def test_a_coordinator_here_is_asked_without_a_socket(world: World) -> Non
     assert world.requests == []
 
 
+async def test_a_coordinator_here_that_needs_nobody_adds_at_once(world: World) -> None:
+    me = await world.bench.begin("x")
+    assert world.gate.adds_at_once("x", *me, [A, B])
+    assert world.bench.states()["x"].partitions == {A, B}
+    records = world.bench.fake[0].log.end_offset
+    assert world.gate.adds_at_once("x", *me, [A])
+    assert world.bench.fake[0].log.end_offset == records, "it is part of the transaction already"
+
+
+async def test_a_write_that_waits_for_others_is_waited_for_and_not_repeated(world: World) -> None:
+    me = await world.bench.begin("x")
+    world.bench.fake[0].commit_at_once = False
+    assert not world.gate.adds_at_once("x", *me, [A])
+    records = world.bench.fake[0].log.end_offset
+    assert not world.gate.adds_at_once("x", *me, [A])
+    admitted = world.admit("x", me, A)
+    await settle()
+    assert not admitted.done()
+    world.bench.fake[0].commit()
+    assert await admitted == {A: OK}
+    assert world.bench.fake[0].log.end_offset == records
+
+
+async def test_what_cannot_be_added_at_once_says_no_more_than_that(world: World) -> None:
+    me = await world.bench.begin("x", A)
+    assert not world.gate.adds_at_once("x", me.producer_id, me.epoch - 1, [A]), "fenced"
+    assert not world.gate.adds_at_once("y", *me, [A]), "an id that is not known"
+    world.bench.markers.open.clear()
+    me = await world.bench.coordinator.end("x", me, commits=True, version=2)
+    assert not world.gate.adds_at_once("x", *me, [A]), "the transaction before is being completed"
+    world.bench.markers.open.set()
+    for world.leader in (THERE, 0):
+        assert not world.gate.adds_at_once("x", *me, [A])
+    assert world.requests == []
+
+
 async def test_a_quick_producer_waits_for_the_end_of_its_last_transaction(world: World) -> None:
     me = await world.bench.begin("x", A)
     world.bench.markers.open.clear()
