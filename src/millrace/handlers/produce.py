@@ -64,7 +64,9 @@ def produce(
     whether the partition was added to the transaction, unless `transaction.partition.verification.enable` is off; from
     v12 on to add it. Meanwhile what the same connection produces in transactions waits, so that the order is kept. A
     transactional batch without a transactional id is refused with TRANSACTIONAL_ID_AUTHORIZATION_FAILED, several
-    producers in one request with INVALID_PRODUCER_ID_MAPPING.
+    producers in one request with INVALID_PRODUCER_ID_MAPPING. A batch with the sequences of one whose transaction has
+    ended is UNKNOWN_PRODUCER_ID, and no duplicate as in Kafka: librdkafka gives the sequences of a batch that it has
+    dropped to the next one.
 
     Versions: below v3 are advertised because old librdkafka wants to see them (KAFKA-18659) but not decoded; v8 names
     bad records; v11 knows TRANSACTION_ABORTABLE, before it is INVALID_TXN_STATE; v12 adds partitions to transactions;

@@ -24,9 +24,15 @@ Before a producer's first batch of a transaction the leader asks the transaction
 transaction (KIP-890). The question is kept here (`Verification`) while it is asked. A marker that comes meanwhile takes
 it away, and the batch that it was asked for is refused: it would open a transaction that nobody ends.
 
+A batch with the sequences of one whose transaction has ended is no retry: a producer ends a transaction when it waits
+for no answer any more. It is a late copy, or a new batch of a producer that has lost count: librdkafka (2.16) forgets a
+batch that it has to abort and wants to send again, and gives its sequences to the next one. Acknowledged as a
+duplicate, that one would be missing in a transaction that is committed. The answer is UNKNOWN_PRODUCER_ID, after which
+clients abort the transaction and go on with a new epoch (KIP-360).
+
 Invariants: per producer and epoch the sequences are gap-free; a duplicate of one of the last five batches is recognised
-by its exact (epoch, first, last) sequence range; the number of producers is bounded, but for those whose transaction is
-open: they are never forgotten.
+by its exact (epoch, first, last) sequence range, and acknowledged only within its transaction; the number of producers
+is bounded, but for those whose transaction is open: they are never forgotten.
 """
 
 from __future__ import annotations
@@ -450,10 +456,18 @@ def _outside(producer_id: int) -> ApiError:
 
 
 def _duplicate(entry: ProducerEntry | None, header: BatchHeader) -> BatchMark | None:
-    """The mark of a batch with these very sequences, if it was one of the producer's last."""
+    """The mark of a batch with these very sequences, if it was one of the producer's last.
+
+    ApiError where that one was part of a transaction that has ended: nobody sends it again and waits for the answer.
+    """
     if entry is not None and entry.epoch == header.producer_epoch:
         sequence, last_sequence = header.base_sequence, header.last_sequence
         for mark in entry.batches:
             if mark.first_sequence == sequence and mark.last_sequence == last_sequence:
+                if header.is_transactional and not 0 <= entry.transaction_first_offset <= mark.first_offset:
+                    raise ApiError(
+                        ErrorCode.UNKNOWN_PRODUCER_ID,
+                        f"producer {header.producer_id} sent sequence {sequence} again, in another transaction",
+                    )
                 return mark
     return None

@@ -121,6 +121,20 @@ class TestTransactions:
         assert mark(state, MarkerType.COMMIT, 14) is None
         assert mark(state, MarkerType.ABORT, 15) is None, "an empty transaction leaves no trace"
 
+    def test_a_batch_of_a_transaction_that_has_ended_is_not_acknowledged_again(self) -> None:
+        state = Producers()
+        write(state, transactional(0), 10)
+        assert state.check(read_header(transactional(0))) is not None, "a retry"
+        mark(state, MarkerType.ABORT, 11)
+        assert refused(state, transactional(0)) is ErrorCode.UNKNOWN_PRODUCER_ID
+        write(state, transactional(1), 12)
+        assert state.check(read_header(transactional(1))) is not None
+        assert refused(state, transactional(0)) is ErrorCode.UNKNOWN_PRODUCER_ID
+        restored = Producers.from_bytes(state.to_bytes())
+        assert restored is not None
+        assert refused(restored, transactional(0)) is ErrorCode.UNKNOWN_PRODUCER_ID
+        assert restored.check(read_header(transactional(1))) is not None
+
     def test_markers_are_fenced(self) -> None:
         state = Producers()
         write(state, transactional(0, epoch=3), 0)
