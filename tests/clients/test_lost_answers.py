@@ -54,10 +54,13 @@ class DeafProxy:
                 near, _ = self._door.accept()
             except OSError:
                 return
-            if self.refuses:
+            try:
+                if self.refuses:
+                    raise ConnectionRefusedError
+                far = socket.create_connection(self.target)
+            except OSError:
                 near.close()
                 continue
-            far = socket.create_connection(self.target)
             self._open |= {near, far}
             for source, sink, answers in ((near, far, False), (far, near, True)):
                 threading.Thread(target=self._pump, args=(source, sink, answers), daemon=True).start()
