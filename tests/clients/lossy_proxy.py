@@ -54,7 +54,11 @@ class LossyProxy:
             except OSError:
                 return
             assert self._target is not None
-            outer = socket.create_connection(self._target)
+            try:
+                outer = socket.create_connection(self._target)
+            except OSError:  # the broker is gone
+                inner.close()
+                continue
             with self._lock:
                 self._sockets += [inner, outer]
             produced: set[int] = set()

@@ -6,107 +6,37 @@ sequence number to the first record of the next transaction. A broker that takes
 
 from __future__ import annotations
 
-import socket
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 
 import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
-from millrace.local.ports import free_ports
+from clients.lossy_proxy import LossyProxy
+from clients.members import wait_for
 from millrace.testing import Cluster
 
 TIMEOUT_S = 20.0
 ABORT_S = 2.0
+RETRY_MS = 3000
+"""Until a record whose answer was lost is sent again: it is aborted before."""
+LOST = 3
 TOPIC = "payments"
 
 
-class DeafProxy:
-    """Passes bytes on to one address; can swallow what comes back, and hang up on everybody and refuse to be called."""
-
-    def __init__(self) -> None:
-        self.target: tuple[str, int] = ("", 0)
-        self.swallows = False
-        self.refuses = False
-        self._open: set[socket.socket] = set()
-        self._door = socket.create_server(("127.0.0.1", 0))
-        self.port = int(self._door.getsockname()[1])
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def hang_up(self) -> None:
-        self.refuses = True
-        for each in tuple(self._open):
-            with suppress(OSError):  # it is gone already
-                each.shutdown(socket.SHUT_RDWR)  # its thread closes it
-
-    def listen(self) -> None:
-        self.swallows = self.refuses = False
-
-    def close(self) -> None:
-        self._door.close()
-        self.hang_up()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                near, _ = self._door.accept()
-            except OSError:
-                return
-            try:
-                if self.refuses:
-                    raise ConnectionRefusedError
-                far = socket.create_connection(self.target)
-            except OSError:
-                near.close()
-                continue
-            self._open |= {near, far}
-            for source, sink, answers in ((near, far, False), (far, near, True)):
-                threading.Thread(target=self._pump, args=(source, sink, answers), daemon=True).start()
-
-    def _pump(self, source: socket.socket, sink: socket.socket, answers: bool) -> None:
-        try:
-            while data := source.recv(1 << 16):
-                if not (answers and self.swallows):
-                    sink.sendall(data)
-        except OSError:
-            pass  # somebody hung up
-        for each in (source, sink):
-            self._open.discard(each)
-            each.close()
-
-
 @pytest.fixture
-def proxy() -> Iterator[DeafProxy]:
-    made = DeafProxy()
+def proxy() -> Iterator[LossyProxy]:
+    made = LossyProxy(lambda number: number == LOST)
     yield made
     made.close()
 
 
 @pytest.fixture
-def cluster(proxy: DeafProxy) -> Iterator[Cluster]:
-    (port,) = free_ports("127.0.0.1", 1)
-    proxy.target = ("127.0.0.1", port)
-    settings = {
-        "listeners": f"DIRECT://127.0.0.1:0,PROXIED://127.0.0.1:{port}",
-        "advertised.listeners": f"PROXIED://127.0.0.1:{proxy.port}",
-        "listener.security.protocol.map": "DIRECT:PLAINTEXT,PROXIED:PLAINTEXT",
-    }
-    with Cluster(brokers=1, settings=settings) as running:
+def cluster(proxy: LossyProxy) -> Iterator[Cluster]:
+    with Cluster(brokers=1, settings={"advertised.listeners": f"PLAINTEXT://{proxy.address}"}) as running:
+        proxy.forward_to(running.bootstrap_servers)
         running.create_topic(TOPIC)
         yield running
-
-
-def wait_until_end_is(bootstrap: str, end: int) -> None:
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "ends", "isolation.level": "read_uncommitted"})
-    deadline = time.monotonic() + TIMEOUT_S
-    try:
-        while consumer.get_watermark_offsets(TopicPartition(TOPIC, 0), timeout=5)[1] < end:
-            assert time.monotonic() < deadline, "the record did not arrive"
-            time.sleep(0.05)
-    finally:
-        consumer.close()
 
 
 def committed(bootstrap: str) -> list[bytes]:
@@ -154,21 +84,26 @@ def abort(producer: Producer) -> None:
 
 
 def test_a_record_that_was_aborted_unheard_does_not_take_the_next_one_with_it(
-    cluster: Cluster, proxy: DeafProxy
+    cluster: Cluster, proxy: LossyProxy
 ) -> None:
-    producer = Producer({"bootstrap.servers": f"127.0.0.1:{proxy.port}", "transactional.id": "payer", "log_level": 0})
+    producer = Producer(
+        {
+            "bootstrap.servers": proxy.address,
+            "transactional.id": "payer",
+            "retry.backoff.ms": RETRY_MS,
+            "retry.backoff.max.ms": RETRY_MS,
+            "log_level": 0,
+        }
+    )
     producer.init_transactions(TIMEOUT_S)
     send_in_a_transaction(producer, b"first")
 
     producer.begin_transaction()
     producer.produce(TOPIC, b"heard", partition=0)
     assert producer.flush(TIMEOUT_S) == 0
-    proxy.swallows = True
     producer.produce(TOPIC, b"unheard", partition=0)
-    wait_until_end_is(cluster.bootstrap_servers, 4)  # the first record and its marker, and these two
-    proxy.hang_up()
+    wait_for(lambda: proxy.lost == 1, lambda: "no answer was lost")
     time.sleep(0.3)  # until the producer has noticed, and wants to send it again
-    threading.Timer(0.5, proxy.listen).start()  # by then it has been dropped
     abort(producer)
 
     send_in_a_transaction(producer, b"second")
