@@ -15,7 +15,7 @@ SPARK := $(VENV)/.spark-installed
 DEV  := $(VENV)/.dev-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-pages test-cluster faults check format test-jvm bench bench-spark bench-cluster bench-queues bench-check fuzz docs clean
+.PHONY: help demo test test-pages test-cluster faults check format test-jvm bench bench-spark bench-cluster bench-queues bench-security bench-check fuzz docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -62,6 +62,9 @@ bench-cluster: $(DEV) ## three brokers beside three of Apache Kafka (needs java 
 
 bench-queues: $(DEV) ## a queue with five consumers beside Apache Kafka (needs java and mvn); ARGS="--rounds 5"
 	PYTHONPATH=tests $(BIN)/python -m benches.system.queues $(ARGS)
+
+bench-security: $(DEV) ## what TLS, rules and logins cost, with bars (needs java and mvn); ARGS="--only logins"
+	PYTHONPATH=tests $(BIN)/python -m benches.system.security $(ARGS)
 
 bench-check: $(DEV) ## start-up time and memory against their bars; fails when one is missed
 	PYTHONPATH=tests $(BIN)/python -m benches.system.footprint $(ARGS)

@@ -6,6 +6,7 @@ import re
 import statistics
 import threading
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -43,9 +44,17 @@ def delete_topic(bootstrap: str, topic: str) -> None:
     admin.delete_topics([topic])[topic].result(timeout=30)
 
 
-def produce(jars: KafkaJars, bootstrap: str, topic: str, records: int, record_bytes: int) -> Produced:
-    """Kafka's ProducerPerformance at client defaults with acks=all."""
-    return _performance(jars, bootstrap, topic, records, record_bytes, ("--command-property", "acks=all"))
+def produce(
+    jars: KafkaJars,
+    bootstrap: str,
+    topic: str,
+    records: int,
+    record_bytes: int,
+    security: Mapping[str, str] | None = None,
+) -> Produced:
+    """Kafka's ProducerPerformance at client defaults with acks=all; `security` are settings of the Java client."""
+    how = ["--command-property", "acks=all", *(f"{name}={value}" for name, value in (security or {}).items())]
+    return _performance(jars, bootstrap, topic, records, record_bytes, tuple(how))
 
 
 def produce_in_transactions(
@@ -79,9 +88,9 @@ def _performance(
     return Produced(float(rate), float(average), float(p99))
 
 
-def consume(bootstrap: str, topic: str, records: int) -> float:
-    """Seconds from the first record to the last, by librdkafka itself."""
-    return librdkafka.consume({**_consumer_settings(bootstrap), "log_level": "3"}, topic, records)
+def consume(bootstrap: str, topic: str, records: int, security: Mapping[str, str] | None = None) -> float:
+    """Seconds from the first record to the last, by librdkafka itself; `security` are its settings."""
+    return librdkafka.consume({**_consumer_settings(bootstrap), "log_level": "3", **(security or {})}, topic, records)
 
 
 def consume_in_python(bootstrap: str, topic: str, records: int) -> float:

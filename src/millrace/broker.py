@@ -11,12 +11,14 @@ import asyncio
 import logging
 import resource
 import socket
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from millrace.clock import Clock, SystemClock
 from millrace.cluster.controller import Controller
+from millrace.cluster.dialer import Dialer
 from millrace.cluster.migration import is_single
 from millrace.cluster.peers import Peers
 from millrace.cluster.presence import Presence
@@ -35,9 +37,21 @@ from millrace.replication.follower import Fetchers, FetchSettings
 from millrace.replication.proposals import IsrProposals
 from millrace.replication.replicas import Replicas
 from millrace.replication.reports import DiskReports
+from millrace.security.acls import AclTable
+from millrace.security.authorizer import Authorizer, parse_super_users
+from millrace.security.derivation import KeyDerivation
+from millrace.security.metering import ClientQuotas
+from millrace.security.plain import JaasUsers, PlainExchange
+from millrace.security.sasl import OAUTHBEARER, PLAIN, Mechanism, offered
+from millrace.security.scram import Account, Decoys, ScramExchange, ScramMechanism, Users
+from millrace.security.tls import LOOK_INTERVAL_S, ServerTls
+from millrace.security.tokens import TokenPasswords
 from millrace.server.answers import AnswerRoom
+from millrace.server.audit_log import AuditLog
 from millrace.server.flow import DEFAULT_BUDGET_BYTES, ConnectionLimits, MemoryBudget
 from millrace.server.listener import Listener
+from millrace.server.login import LOGIN_WITHIN_S, LoginRules
+from millrace.server.throttling import Arrivals
 from millrace.storage.boot import boot_id
 from millrace.storage.cleaner import Cleaner, CleanerSettings, Compactable
 from millrace.storage.directory import LogDirectory
@@ -98,6 +112,10 @@ class Broker:
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     @property
+    def listeners(self) -> Sequence[Listener]:
+        return self._listeners
+
+    @property
     def port(self) -> int:
         """The port of the first listener, as it was bound."""
         return self._listeners[0].port
@@ -128,7 +146,10 @@ class Broker:
         log_dirs = LogDirs.open(
             [Path(path) for path in config.log_dirs], node_id=config.broker_id, clock=self.clock, files=self._files
         )
-        controller = Controller(self._store or store_for(config, self.clock), config, clock=self.clock)
+        dialer = Dialer(config, self.clock)
+        if config.get("zookeeper.connect"):
+            dialer.check()  # a broker that is alone calls nobody
+        controller = Controller(self._store or store_for(config, self.clock), config, clock=self.clock, dialer=dialer)
         self._stops.append(lambda: self._close_logs(log_dirs, controller))
         log_dirs.start()
 
@@ -150,13 +171,9 @@ class Broker:
         log_dirs.on_log_failure = replicas.on_misplaced = reports.look
         controller.on_fatal = self._fail
         presence = Presence(self.clock)
-        fetchers, proposals = self._replicate(controller, replicas, presence)
-        peers = Peers(
-            broker_id=config.broker_id,
-            listener=config.inter_broker_listener,
-            image=lambda: controller.image,
-            clock=self.clock,
-        )
+        quotas = ClientQuotas.from_config(config, self.clock)
+        fetchers, proposals = self._replicate(controller, replicas, presence, dialer)
+        peers = Peers(dialer=dialer, image=lambda: controller.image)
         self._stops.append(peers.stop)
         coordinators = Coordinators(
             config=config,
@@ -166,6 +183,8 @@ class Broker:
             services=lambda: self.services,
             clock=self.clock,
         )
+        derivation = KeyDerivation()
+        self._stops.append(derivation.stop)
         self.services = Services(
             config=config,
             clock=self.clock,
@@ -184,8 +203,15 @@ class Broker:
             producer_ids=coordinators.producer_ids,
             presence=presence,
             advertised=self._advertised,
+            authorizer=authorizer_for(config, lambda: controller.image.acls),
+            tokens=TokenPasswords(
+                config.get("delegation.token.secret.key"), lambda: controller.image.tokens, derivation, self.clock
+            ),
+            quotas=quotas,
         )
-        self._make_listeners(limits)
+        audit_log = AuditLog(self.services)
+        self.services.audit = audit_log.audit
+        self._make_listeners(limits, await self._login_rules(controller, self.services.tokens, derivation))
         for listener in self._listeners:
             listener.bind()
 
@@ -201,6 +227,8 @@ class Broker:
         replicas.load(controller.image)
         controller.on_image(replicas.apply)
         controller.on_image(presence.follow)
+        quotas.take(controller.image.quotas)
+        controller.on_image(lambda _old, new, _changes: quotas.take(new.quotas))
         controller.recover_with(
             Surveyor(
                 broker_id=config.broker_id,
@@ -214,11 +242,15 @@ class Broker:
         proposals.start()
         self._stops.append(proposals.stop)
         self._stops += coordinators.stops
+        audit_log.start()
+        self._stops.append(audit_log.stop)
         for listener in self._listeners:
             await listener.serve()
         self._stops.append(lambda: self._stop_listening(replicas, coordinators))
         self._stops.append(lambda: self._hand_over(controller))
         self._tasks.keep("disk reports", reports.run)
+        if any(listener.tls is not None for listener in self._listeners):
+            self._tasks.keep("certificates", self._renew_certificates)
         self._tasks.keep("disk space", lambda: self._watch_space(log_dirs))
         self._tasks.keep("retention", lambda: self._keep_retention(replicas))
         self._tasks.keep("compaction", self._cleaner(log_dirs, replicas).run)
@@ -250,7 +282,7 @@ class Broker:
             listener.stop_accepting()
 
     def _replicate(
-        self, controller: Controller, replicas: Replicas, presence: Presence
+        self, controller: Controller, replicas: Replicas, presence: Presence, dialer: Dialer
     ) -> tuple[Fetchers, IsrProposals]:
         """Join the replicas with those who fetch for them and those who ask for their ISRs."""
         config = self.config
@@ -260,9 +292,8 @@ class Broker:
             controller.suspect(broker_id)
 
         fetchers = Fetchers(
-            broker_id=config.broker_id,
+            dialer=dialer,
             broker_epoch=lambda: controller.broker_epoch,
-            listener=config.inter_broker_listener,
             settings=FetchSettings.from_config(config),
             clock=self.clock,
             lost=lost,
@@ -294,7 +325,7 @@ class Broker:
 
     # ------------------------------------------------------------------------------------------------------- listeners
 
-    def _make_listeners(self, limits: ConnectionLimits) -> None:
+    def _make_listeners(self, limits: ConnectionLimits, logins: Mapping[str, LoginRules]) -> None:
         assert self.services is not None
         config = self.config
         budget_bytes = config.get_int("queued.max.request.bytes")
@@ -303,6 +334,7 @@ class Broker:
             max(budget_bytes if budget_bytes > 0 else DEFAULT_BUDGET_BYTES, config.get_int("socket.request.max.bytes"))
         )
         answers = AnswerRoom(budget, self.clock)
+        arrivals = Arrivals(config, self.services.quotas)
         apis = registry.load()
         for configured in config.listeners:
             self._listeners.append(
@@ -315,11 +347,69 @@ class Broker:
                     budget=budget,
                     answers=answers,
                     limits=limits,
+                    arrivals=arrivals,
                     max_frame_bytes=config.get_int("socket.request.max.bytes"),
                     max_idle_ms=config.get_int("connections.max.idle.ms"),
                     clock=self.clock,
+                    login_rules=logins.get(configured.name),
+                    tls=ServerTls(configured, config, self.clock) if configured.uses_tls else None,
                 )
             )
+
+    async def _login_rules(
+        self, controller: Controller, tokens: TokenPasswords, derivation: KeyDerivation
+    ) -> dict[str, LoginRules]:
+        """How clients log in on each listener that asks for it."""
+        config = self.config
+        listeners = [each.name for each in config.listeners if each.security_protocol.startswith("SASL_")]
+        if not listeners:
+            return {}
+        idle_ms = config.get_int("connections.max.idle.ms")
+        decoys = Decoys(lambda: controller.image.users)
+        return {
+            listener: LoginRules(
+                mechanisms={
+                    name: await self._mechanism(listener, name, controller, decoys, tokens, derivation)
+                    for name in offered(config, listener)
+                },
+                max_session_ms=partial(config.listener_value, listener, "connections.max.reauth.ms"),
+                max_frame_bytes=config.listener_value(listener, "sasl.server.max.receive.size"),
+                failure_delay_s=config.get_int("connection.failed.authentication.delay.ms") / 1000,
+                within_s=min(LOGIN_WITHIN_S, idle_ms / 1000) if idle_ms > 0 else LOGIN_WITHIN_S,
+            )
+            for listener in listeners
+        }
+
+    async def _mechanism(
+        self,
+        listener: str,
+        name: str,
+        controller: Controller,
+        decoys: Decoys,
+        tokens: TokenPasswords,
+        derivation: KeyDerivation,
+    ) -> Mechanism:
+        def users() -> Users:
+            return controller.image.users
+
+        def account(user: str, mechanism: ScramMechanism, by_token: bool) -> Account | Awaitable[Account | None] | None:
+            if by_token:
+                return tokens.account(user, mechanism)
+            credential = users().get((user, mechanism))
+            return None if credential is None else Account(credential, f"User:{user}")
+
+        if name == PLAIN:
+            listed = JaasUsers(partial(self.config.listener_value, listener, "sasl.jaas.config", PLAIN))
+            return lambda: PlainExchange(listed, users, decoys, derivation)
+        if name == OAUTHBEARER:
+            from millrace.security.oauth import OAuthBearer  # noqa: PLC0415 - its libraries take a while to load
+
+            oauth = OAuthBearer.from_config(self.config, listener, self.clock)
+            self._stops.append(oauth.stop)
+            await oauth.start()
+            return oauth.exchange
+        scram = ScramMechanism.labelled(name)
+        return lambda: ScramExchange(scram, account, decoys)
 
     async def _hand_over(self, controller: Controller) -> None:
         """Give leadership away, and tell clients where it went while they can still ask here.
@@ -345,9 +435,11 @@ class Broker:
         return (socket.gethostname() if told.host in ANY_HOST else told.host), told.port or bound.port
 
     def _endpoints(self) -> list[Endpoint]:
+        """As they are registered: the one on which this broker takes the others first (`cluster.dialer`)."""
+        own = self.config.inter_broker_listener
         return [
             Endpoint(listener.name, *self._advertised(listener.name), listener.security_protocol)
-            for listener in self.config.listeners
+            for listener in sorted(self.config.listeners, key=lambda listener: listener.name != own)
         ]
 
     # ------------------------------------------------------------------------------------------------------ background
@@ -365,6 +457,14 @@ class Broker:
                     except Exception:  # of one log: the others go on
                         logger.exception("retention of %r", partition)
                 await asyncio.sleep(0)
+
+    async def _renew_certificates(self) -> None:
+        """Take new certificates and authorities as soon as they are there."""
+        while True:
+            await self.clock.sleep(LOOK_INTERVAL_S)
+            for listener in self._listeners:
+                if listener.tls is not None:
+                    await listener.tls.look()
 
     async def _watch_space(self, log_dirs: LogDirs) -> None:
         """See in time that a disk is nearly full."""
@@ -413,19 +513,23 @@ class Broker:
                 logger.error("high watermarks: %s", error)  # noqa: TRY400
 
 
+def authorizer_for(config: BrokerConfig, acls: Callable[[], AclTable]) -> Authorizer:
+    """Who decides what somebody may, by the settings."""
+    return Authorizer(
+        enabled=bool(config.get("authorizer.class.name")),
+        acls=acls,
+        super_users=parse_super_users(str(config.get("super.users") or "")),
+        allow_if_no_acl=config.get_bool("allow.everyone.if.no.acl.found"),
+    )
+
+
 def store_for(config: BrokerConfig, clock: Clock) -> MetadataStore:
     """ZooKeeper where the settings name one, otherwise a file beside the logs."""
-    hosts = config.get("zookeeper.connect")
-    if not hosts:
+    if not config.get("zookeeper.connect"):
         return EmbeddedStore(Database(Path(config.log_dirs[0]) / FILE_NAME))
     from millrace.metadata.zookeeper import ZooKeeperStore  # noqa: PLC0415 - kazoo is not loaded where it is not needed
 
-    return ZooKeeperStore(
-        str(hosts),
-        session_timeout_ms=config.get_int("zookeeper.session.timeout.ms"),
-        connection_timeout_ms=config.get("zookeeper.connection.timeout.ms"),
-        clock=clock,
-    )
+    return ZooKeeperStore.from_config(config, clock)
 
 
 def _directories(log_dirs: LogDirs) -> Directories:

@@ -29,7 +29,11 @@ FAILED_DIRECTORY: Final = "A" * 21 + "w"
 CONSUMER_OFFSETS_TOPIC: Final = "__consumer_offsets"
 TRANSACTION_STATE_TOPIC: Final = "__transaction_state"
 SHARE_STATE_TOPIC: Final = "__share_group_state"
-INTERNAL_TOPICS: Final = frozenset({CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC, SHARE_STATE_TOPIC})
+AUDIT_LOG_TOPIC: Final = "__audit_log"
+STATE_TOPICS: Final = frozenset({CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC, SHARE_STATE_TOPIC})
+"""What coordinators keep their state in: what is written there comes first when a disk is nearly full."""
+INTERNAL_TOPICS: Final = STATE_TOPICS | {AUDIT_LOG_TOPIC}
+"""Written by brokers alone."""
 
 MAX_TOPIC_NAME_LENGTH: Final = 249
 _TOPIC_NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}\Z")

@@ -1,17 +1,16 @@
 """`make faults`: every fault in full size, as a table; exits with 1 when anything is red.
 
-PYTHONPATH=tests python -m cluster [--only TEXT] [--rounds N] [--short] [--seed N] [--keep DIR]
-PYTHONPATH=tests python -m cluster failover      how long producers wait: kill -9 of a leader, a rolling restart
+PYTHONPATH=tests python -m cluster [--only TEXT] [--rounds N] [--short] [--seed N] [--keep DIR] [--secured]
+PYTHONPATH=tests python -m cluster failover [--secured]  how long producers wait: kill -9 of a leader, a rolling restart
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import shutil
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +25,7 @@ from cluster.link_faults import LINK_ROWS
 from cluster.machine_faults import MACHINE_ROWS
 from cluster.queue_faults import QUEUE_ROWS
 from cluster.rounds import Clusters, Result, Scale
+from cluster.security_faults import SECURITY_ROWS
 from cluster.setting_faults import SETTING_ROWS
 from cluster.spark_rounds import SPARK_ROWS
 from cluster.topic_faults import TOPIC_ROWS
@@ -39,6 +39,7 @@ TABLE: Final = (
     *DISK_ROWS,
     *MACHINE_ROWS,
     *SETTING_ROWS,
+    *SECURITY_ROWS,
     *TOPIC_ROWS,
     *GROUP_ROWS,
     *QUEUE_ROWS,
@@ -55,6 +56,8 @@ class Session:
     only: str
     seed: int
     keep: Path | None
+    secured: bool = False
+    """Every row, but those that look into requests on their way."""
 
 
 def run_row(row: Row, scale: Scale, rounds: int, session: Session) -> list[Result]:
@@ -62,6 +65,8 @@ def run_row(row: Row, scale: Scale, rounds: int, session: Session) -> list[Resul
     variants = [variant for variant in row.variants if session.only in variant.name]
     if not variants and session.only in row.title:
         variants = list(row.variants)
+    if session.secured:
+        variants = [replace(variant, secured=True) for variant in variants if not variant.client_links]
     results: list[Result] = []
     # By variant, so that a cluster serves several rounds before the next layout needs another.
     order = sorted(range(rounds), key=lambda number: number % max(1, len(variants))) if variants else []
@@ -128,14 +133,15 @@ def main() -> int:
     parser.add_argument("--short", action="store_true", help="the small size that CI runs")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", type=Path, help="where data, logs and histories of red rounds are put")
+    parser.add_argument("--secured", action="store_true", help="with TLS, logins and rules everywhere")
     options = parser.parse_args()
     console = Console(width=160)
     if options.what == "failover":
-        return failover.measure(console)
-    session = Session(console, options.only, options.seed, options.keep)
+        return failover.measure(console, secured=options.secured)
+    session = Session(console, options.only, options.seed, options.keep, options.secured)
     rows = []
     for row in TABLE:
-        scale = row.short if options.short else dataclasses.replace(row.full, acked=row.acked)
+        scale = row.short if options.short else replace(row.full, acked=row.acked)
         results = run_row(row, scale, options.rounds or row.rounds, session)
         rows.append((row, results))
     console.print(report(rows))

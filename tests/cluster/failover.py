@@ -35,7 +35,7 @@ def writing(cluster: ClusterProcesses, topic: str) -> Iterator[Clients]:
     with (
         tempfile.TemporaryDirectory(prefix="millrace-history-") as directory,
         Clients(
-            cluster.bootstrap, topic, SCALE, Path(directory), partitions=1, consumers=0, client_defaults=True
+            cluster.client_settings, topic, SCALE, Path(directory), partitions=1, consumers=0, client_defaults=True
         ) as clients,
     ):
         clients.wait_acked(_SETTLED)
@@ -84,9 +84,9 @@ def restart_gaps_s(cluster: ClusterProcesses) -> list[float]:
     return [longest_gap_s(events, since, until) for since, until in spans]
 
 
-def measure(console: Console) -> int:
+def measure(console: Console, *, secured: bool = False) -> int:
     """Print both measurements against their bars; 0 when they are met."""
-    with ClusterProcesses(Layout()) as cluster:
+    with ClusterProcesses(Layout(secured=secured)) as cluster:
         kills = [kill_gap_s(cluster, number) for number in range(RUNS)]
         restarts = restart_gaps_s(cluster)
     table = Table("what", "each", "judged", "bar", "")

@@ -191,7 +191,7 @@ def _write_to_leader_alone(stage: Stage) -> None:
 
     What the producers had under way may all be with the followers: a last fetch that waited was answered with it.
     """
-    producer = Producer({"bootstrap.servers": stage.cluster.bootstrap, "acks": 1, "message.timeout.ms": 5000})
+    producer = Producer({**stage.cluster.client_settings, "acks": 1, "message.timeout.ms": 5000})
     failed: list[object] = []
 
     def note(error: object, _message: object) -> None:
@@ -337,6 +337,7 @@ class Variant:
     log_dirs: int = 1
     client_links: bool = False
     """Whether requests of clients can be kept back."""
+    secured: bool = False
     short: bool = True
     """Whether it is among the short rounds of `make test-cluster`, too."""
 
@@ -351,6 +352,7 @@ class Variant:
             planted=self.planted,
             log_dirs=self.log_dirs,
             client_links=self.client_links,
+            secured=self.secured,
         )
 
 

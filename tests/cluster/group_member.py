@@ -18,7 +18,7 @@ from typing import Final
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from cluster.planted import die_with_parent
-from cluster.workload import CLIENT, Settings, complain, key_of, report, watch_input
+from cluster.workload import CLIENT, Settings, add_client_option, complain, key_of, report, watch_input
 from support.history import Action, HistoryWriter, Outcome, decode_record
 
 _REFUSED: Final = {
@@ -55,7 +55,7 @@ class GroupMember:
         self._uncommitted: dict[int, int] = {}
         self._ops = itertools.count()
         self._committed_at = time.monotonic()
-        self._consumer = Consumer({"bootstrap.servers": options.bootstrap, "group.id": options.group, **MEMBER})
+        self._consumer = Consumer({**options.client, "group.id": options.group, **MEMBER})
         self._consumer.subscribe([self._topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
 
     def read(self) -> None:
@@ -149,7 +149,7 @@ def _outcome(error: KafkaError | None) -> Outcome:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="cluster.group_member")
     parser.add_argument("role")
-    parser.add_argument("--bootstrap", required=True)
+    add_client_option(parser)
     parser.add_argument("--topic", required=True)
     parser.add_argument("--partitions", type=int, required=True)
     parser.add_argument("--number", type=int, required=True)

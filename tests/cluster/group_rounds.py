@@ -11,7 +11,7 @@ import signal
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -57,13 +57,13 @@ FULL_GROUP: Final = GroupScale(
 class GroupClients(Clients):
     """Producers and the members of one group. Members are numbered in the order of their start."""
 
-    def __init__(self, bootstrap: str, topic: str, scale: GroupScale, directory: Path) -> None:
-        super().__init__(bootstrap, topic, scale, directory, partitions=scale.partitions, consumers=0)
+    def __init__(self, client: Mapping[str, str], topic: str, scale: GroupScale, directory: Path) -> None:
+        super().__init__(client, topic, scale, directory, partitions=scale.partitions, consumers=0)
         self.group = f"group-of-{topic}"
         self.running: list[int] = []
         self._paused: set[int] = set()
         self._started = 0
-        properties = {"bootstrap.servers": bootstrap, "request.timeout.ms": "2000", "default.api.timeout.ms": "2000"}
+        properties = {**client, "request.timeout.ms": "2000", "default.api.timeout.ms": "2000"}
         self._cluster = ClusterClient(ClientSettings.from_properties(properties))
         for _ in range(scale.members):
             self.start_member()
@@ -169,7 +169,7 @@ class GroupClients(Clients):
         return problems
 
     def _wait_everything_committed(self) -> None:
-        ends = high_watermarks(self._bootstrap, self._topic, self.partitions)
+        ends = high_watermarks(self._client, self._topic, self.partitions)
 
         def is_all() -> bool | None:
             return True if all(at == ends[each.partition] for each, at in self._committed().items()) else None
@@ -215,7 +215,7 @@ def run_group_round(cluster: ClusterProcesses, fault: Fault, scale: Scale, seed:
     directory.mkdir(parents=True)
     try:
         create_topic(cluster, topic, scale.partitions)
-        with GroupClients(cluster.bootstrap, topic, scale, directory) as clients:
+        with GroupClients(cluster.client_settings, topic, scale, directory) as clients:
             stage = GroupStage(cluster, clients, topic, scale, random.Random(seed), result.marks, members=clients)
             clients.wait_at_rest()
             result.failures += disturb(stage, fault, result)

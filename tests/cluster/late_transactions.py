@@ -78,7 +78,7 @@ class Straggler:
         self._client_id = f"{options.job}-{options.slot}"
         self._transactional_id = f"{options.topic}-{options.slot}"
         self._timeout_ms: int = options.timeout_ms
-        self._bootstrap = [_address(each) for each in options.bootstrap.split(",")]
+        self._bootstrap = [_address(each) for each in options.client["bootstrap.servers"].split(",")]
         self._topics = [options.topic, options.input]
         self._rng = random.Random(options.number)
         self._leaders: dict[tuple[str, int], Address] = {}

@@ -39,8 +39,9 @@ def refusing(links: Callable[[Stage], Links], *, changes: int, pause_s: Callable
 
 
 def limits(stage: Stage, changes: int, pause_s: float) -> Limits:
-    assert stage.cluster.zookeeper is not None
-    return Limits(read_log(stage.cluster.zookeeper.hosts)[-1].controller_epoch + changes, pause_s)
+    servers = stage.cluster.zookeeper
+    assert servers is not None
+    return Limits(read_log(servers.hosts, servers.access)[-1].controller_epoch + changes, pause_s)
 
 
 def held_s(stage: Stage) -> float:

@@ -26,7 +26,7 @@ from confluent_kafka import (
 )
 
 from cluster.planted import die_with_parent
-from cluster.workload import CLIENT, complain, key_of, report, watch_input
+from cluster.workload import CLIENT, add_client_option, complain, key_of, report, watch_input
 from millrace.client.cluster import ClusterClient
 from millrace.client.queue import QueueConsumer, QueueRecord, Verdict
 from millrace.client.settings import ClientSettings
@@ -75,7 +75,7 @@ class LibraryReader:
     def __init__(self, options: argparse.Namespace) -> None:
         settings = {
             **CLIENT,
-            "bootstrap.servers": options.bootstrap,
+            **options.client,
             "group.id": options.group,
             "share.acknowledgement.mode": "explicit",
             "max.poll.records": BATCH,
@@ -117,7 +117,7 @@ class OwnReader:
     asks_when_told = True
 
     def __init__(self, options: argparse.Namespace) -> None:
-        properties = {"bootstrap.servers": options.bootstrap, "request.timeout.ms": "5000", **_IMPATIENT}
+        properties = {**options.client, "request.timeout.ms": "5000", **_IMPATIENT}
         self._client = ClusterClient(ClientSettings.from_properties(properties))
         self._consumer = QueueConsumer(self._client, options.group, [options.topic])
 
@@ -201,7 +201,7 @@ class QueueMember:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="cluster.queue_member")
     parser.add_argument("role")
-    parser.add_argument("--bootstrap", required=True)
+    add_client_option(parser)
     parser.add_argument("--topic", required=True)
     parser.add_argument("--partitions", type=int, required=True)
     parser.add_argument("--number", type=int, required=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import time
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -59,10 +60,11 @@ FULL_QUEUE: Final = QueueScale(
 class QueueClients(GroupClients):
     """Producers and the members of one queue."""
 
-    def __init__(self, bootstrap: str, topic: str, scale: QueueScale, directory: Path) -> None:
+    def __init__(self, client: Mapping[str, str], topic: str, scale: QueueScale, directory: Path) -> None:
         self._library_every = scale.library_every
-        set_group_configs(bootstrap, f"group-of-{topic}", {"share.auto.offset.reset": "earliest"})
-        super().__init__(bootstrap, topic, scale, directory)
+        earliest = {"share.auto.offset.reset": "earliest"}
+        set_group_configs(client["bootstrap.servers"], f"group-of-{topic}", earliest, client)
+        super().__init__(client, topic, scale, directory)
 
     def start_member(self) -> None:
         self._started += 1
@@ -96,7 +98,7 @@ class QueueClients(GroupClients):
 
     def _wait_everything_committed(self) -> None:
         """Nothing waits, and nothing is held: no lag. The start that is kept may be behind what is done with."""
-        ends = high_watermarks(self._bootstrap, self._topic, self.partitions)
+        ends = high_watermarks(self._client, self._topic, self.partitions)
         left: dict[int, Position | None] = {}
 
         def drained() -> bool | None:
@@ -135,7 +137,7 @@ def run_queue_round(cluster: ClusterProcesses, fault: Fault, scale: Scale, seed:
     directory.mkdir(parents=True)
     try:
         create_topic(cluster, topic, scale.partitions)
-        with QueueClients(cluster.bootstrap, topic, scale, directory) as clients:
+        with QueueClients(cluster.client_settings, topic, scale, directory) as clients:
             stage = QueueStage(cluster, clients, topic, scale, random.Random(seed), result.marks, members=clients)
             clients.wait_at_rest()
             result.failures += disturb(stage, fault, result)

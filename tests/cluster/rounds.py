@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import subprocess
@@ -9,7 +10,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +20,7 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from cluster.workload import CLIENT, CONSUMER, FILLER, read_everything
+from millrace.security.certificates import write_private
 from support.checker import Anomaly, Report, check
 from support.checker_metadata import check_log, read_log
 from support.checker_replicas import compare, compare_compacted, vanished
@@ -94,7 +96,7 @@ class Clients:
 
     def __init__(
         self,
-        bootstrap: str,
+        client: Mapping[str, str],
         topic: str,
         scale: Scale,
         directory: Path,
@@ -106,18 +108,43 @@ class Clients:
     ) -> None:
         self.directory = directory
         self._scale = scale
-        self._bootstrap = bootstrap
+        self.client_path = directory / "client.json"
         self._topic = topic
         self.partitions = partitions
         self._counts: dict[str, int] = {}
         self._processes: dict[str, subprocess.Popen[str]] = {}
         self._readers: dict[str, threading.Thread] = {}
-        for number in range(1, scale.producers + 1):
+        self._consumers = consumers
+        self._client_defaults = client_defaults
+        self._traffic = traffic
+        self._loads = 0
+        """How often the load has been started."""
+        self._start_load(client)
+
+    def _start_load(self, client: Mapping[str, str]) -> None:
+        self._client = client
+        write_private(self.client_path, json.dumps(dict(client)).encode())
+        scale, before, self._loads = self._scale, self._loads, self._loads + 1
+        for number in range(before * scale.producers + 1, self._loads * scale.producers + 1):
             rate = ("--rate", str(scale.rate // scale.producers))
-            more = [*traffic.options(number), *(["--client-defaults"] if client_defaults else [])]
+            more = [*self._traffic.options(number), *(["--client-defaults"] if self._client_defaults else [])]
             self._start("producer", number, *rate, *more)
-        for number in range(1, consumers + 1):
+        for number in range(before * self._consumers + 1, self._loads * self._consumers + 1):
             self._start("consumer", number)
+
+    def replace(self, client: Mapping[str, str]) -> None:
+        """The same load by other processes with these settings: when they are at work, the others end."""
+        old = list(self._processes)
+        self._start_load(client)
+        new = [name for name in self._processes if name not in old]
+        wait_for(lambda: all(self._counts[name] for name in new) or None, _ACKS_WITHIN_S, f"{new} do nothing")
+        problems = self._end(old)
+        if problems:
+            raise ServerFailed("\n".join(problems))
+        for name in old:
+            self._forget(name)
+            if name.startswith("consumer"):
+                del self._counts[name]  # others read all of it again
 
     def __enter__(self) -> Self:
         return self
@@ -173,7 +200,10 @@ class Clients:
         return []
 
     def _stop(self, role: str) -> list[str]:
-        ending = {name: process for name, process in self._processes.items() if name.startswith(role)}
+        return self._end([name for name in self._processes if name.startswith(role)])
+
+    def _end(self, names: Iterable[str]) -> list[str]:
+        ending = {name: self._processes[name] for name in names}
         for process in ending.values():
             assert process.stdin is not None
             process.stdin.close()
@@ -197,7 +227,7 @@ class Clients:
 
     def _start(self, role: str, number: int, *more: str, module: str = "cluster.workload") -> None:
         name = f"{role}-{number}"
-        arguments = ["--bootstrap", self._bootstrap, "--topic", self._topic, "--partitions", str(self.partitions)]
+        arguments = ["--client", str(self.client_path), "--topic", self._topic, "--partitions", str(self.partitions)]
         arguments += ["--number", str(number), "--history", str(self.directory / f"{name}.history"), *more]
         path = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])
         with (self.directory / f"{name}.err").open("wb") as errors:
@@ -344,7 +374,7 @@ def run_round(
     directory.mkdir(parents=True)
     try:
         create_topic(cluster, topic, settings=dict(traffic.settings))
-        with Clients(cluster.bootstrap, topic, scale, directory, traffic=traffic) as clients:
+        with Clients(cluster.client_settings, topic, scale, directory, traffic=traffic) as clients:
             stage = Stage(cluster, clients, topic, scale, random.Random(seed), result.marks, traffic=traffic)
             result.failures += disturb(stage, fault, result)
             result.failures += clients.stop()
@@ -359,7 +389,7 @@ def run_round(
 def create_topic(
     cluster: ClusterProcesses, topic: str, partitions: int = PARTITIONS, *, settings: dict[str, str] | None = None
 ) -> None:
-    admin = AdminClient({"bootstrap.servers": cluster.bootstrap, **CLIENT})
+    admin = AdminClient({**cluster.admin_settings, **CLIENT})
     replicas = min(3, cluster.layout.brokers)
     new = NewTopic(topic, num_partitions=partitions, replication_factor=replicas, config=settings or {})
     admin.create_topics([new], operation_timeout=20)[topic].result(30)
@@ -393,8 +423,10 @@ def disturb(stage: Stage, fault: Fault, result: Result, *, first: int = 500) -> 
 def judge(stage: Stage, result: Result) -> list[Event]:
     """Read everything and look at everything; what the clients did and saw, for who wants to look further."""
     cluster, topic, directory = stage.cluster, stage.topic, stage.clients.directory
-    ends = high_watermarks(cluster.bootstrap, topic, stage.clients.partitions)
-    reached = read_everything(cluster.bootstrap, topic, ends, directory / "final.history", timeout_s=_READ_WITHIN_S)
+    ends = high_watermarks(cluster.client_settings, topic, stage.clients.partitions)
+    reached = read_everything(
+        cluster.client_settings, topic, ends, directory / "final.history", timeout_s=_READ_WITHIN_S
+    )
     result.failures += [
         f"the final read of {topic}-{index} ended at {reached[index]} of {end}"
         for index, end in ends.items()
@@ -411,7 +443,7 @@ def judge(stage: Stage, result: Result) -> list[Event]:
 def check_metadata(stage: Stage, result: Result) -> None:
     """Hold every change of the cluster's metadata against the rules, and the round against its limits."""
     if stage.cluster.zookeeper is not None:
-        log = read_log(stage.cluster.zookeeper.hosts)
+        log = read_log(stage.cluster.zookeeper.hosts, stage.cluster.zookeeper_access)
         result.failures += check_log(log)
         if stage.limits is not None:
             result.failures += stage.limits.exceeded(log[-1].controller_epoch, result.report.longest_pause_s)
@@ -430,8 +462,8 @@ def differences(stage: Stage, index: int, high_watermark: int, *, topic: str | N
     return missing + compare(found, high_watermark)
 
 
-def high_watermarks(bootstrap: str, topic: str, partitions: int = PARTITIONS) -> dict[int, int]:
-    consumer = Consumer({"bootstrap.servers": bootstrap, **CONSUMER})
+def high_watermarks(client: Mapping[str, str], topic: str, partitions: int = PARTITIONS) -> dict[int, int]:
+    consumer = Consumer({**client, **CONSUMER})
     try:
         return {
             index: consumer.get_watermark_offsets(TopicPartition(topic, index), timeout=30)[1]

@@ -19,7 +19,7 @@ from cluster.workload import CLIENT
 from millrace.config.setting import ConfigSource, Scope, Setting, Update
 from millrace.config.table import SETTINGS, is_foreign
 from millrace.wire.messages.configs import IncrementalAlterConfigsRequest, IncrementalAlterConfigsResponse
-from support.cluster_processes import ask, wait_for
+from support.cluster_processes import wait_for
 from support.servers import ServerFailed
 
 _ALTERED_S: Final = 30.0
@@ -129,8 +129,8 @@ class Dials:
     """Changes settings, and looks whether a broker goes by them."""
 
     def __init__(self, stage: Stage, scope: Scope) -> None:
-        self._brokers = stage.cluster.brokers
-        self._admin = AdminClient({"bootstrap.servers": stage.cluster.bootstrap, **CLIENT})
+        self._cluster = stage.cluster
+        self._admin = AdminClient({**stage.cluster.admin_settings, **CLIENT})
         self._kind = ResourceType.TOPIC if scope is Scope.TOPIC else ResourceType.BROKER
         # What is set for no broker in particular holds for all of them.
         self._altered = stage.topic if scope is Scope.TOPIC else ""
@@ -144,8 +144,8 @@ class Dials:
         resource = cls.AlterConfigsResource(
             resource_type=self._kind.value, resource_name=self._altered, configs=[change]
         )
-        port = self._brokers[1].client_port
-        answer = ask(port, cls(resources=[resource]), IncrementalAlterConfigsResponse, _VERSION, _ALTERED_S)
+        request = cls(resources=[resource])
+        answer: IncrementalAlterConfigsResponse = self._cluster.ask(1, request, _VERSION, _ALTERED_S)
         if (refused := answer.responses[0]).error_code:
             raise ServerFailed(f"{setting.name} cannot be {value}: {refused.error_message}")
         if not setting.hidden:

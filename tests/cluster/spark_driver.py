@@ -14,6 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
+from cluster.workload import add_client_option
 from millrace.spark.session import build_session
 from support.spark_cluster import FAST_JAVA
 from support.spark_queries import read_stream
@@ -33,8 +34,9 @@ def slowly(frame: DataFrame, task_s: float) -> DataFrame:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    for name in ("--master", "--bootstrap", "--input", "--output"):
+    for name in ("--master", "--input", "--output"):
         parser.add_argument(name, required=True)
+    add_client_option(parser)
     parser.add_argument("--home", type=Path, required=True)
     parser.add_argument("--batch-rows", type=int, required=True)
     parser.add_argument("--task-s", type=float, required=True)
@@ -54,15 +56,17 @@ def main() -> None:
         "spark.locality.wait": "0s",
     }
     spark = build_session("copy", master=told.master, options=settings, check_executors=False)
+    client = {f"kafka.{name}": value for name, value in told.client.items()}
     frame = read_stream(
         spark,
-        told.bootstrap,
+        told.client["bootstrap.servers"],
+        **client,
         subscribe=told.input,
         startingOffsets="earliest",
         maxOffsetsPerTrigger=str(told.batch_rows),
     )
     sink = slowly(frame.select("value"), told.task_s).writeStream.format("millrace")
-    sink = sink.option("kafka.bootstrap.servers", told.bootstrap)
+    sink = sink.options(**client)
     sink = sink.option("topic", told.output).option("delivery", "exactly-once")
     sink = sink.option("kafka.transaction.timeout.ms", str(told.timeout_ms))
     query = sink.option("checkpointLocation", str(told.home / "checkpoint")).trigger(availableNow=True).start()

@@ -16,7 +16,7 @@ import sys
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -87,9 +87,15 @@ class SparkJob(Clients):
     """The driver, as often as it is started, and what its checkpoint says of it."""
 
     def __init__(
-        self, bootstrap: str, source: str, topic: str, scale: SparkScale, directory: Path, spark: SparkCluster
+        self,
+        client: Mapping[str, str],
+        source: str,
+        topic: str,
+        scale: SparkScale,
+        directory: Path,
+        spark: SparkCluster,
     ) -> None:
-        super().__init__(bootstrap, topic, scale, directory, consumers=0)  # nobody: Spark reads and writes
+        super().__init__(client, topic, scale, directory, consumers=0)  # nobody: Spark reads and writes
         self.starts = 0
         self.gave_up: list[str] = []
         """The reasons of drivers that ended by themselves before their time."""
@@ -179,7 +185,7 @@ class SparkJob(Clients):
 
     def _start_driver(self) -> subprocess.Popen[bytes]:
         self.starts += 1
-        names = {"--master": self._spark.url, "--bootstrap": self._bootstrap, "--input": self._source}
+        names = {"--master": self._spark.url, "--client": str(self.client_path), "--input": self._source}
         names |= {"--output": self._topic, "--home": str(self.directory), "--batch-rows": str(self._batch_rows)}
         names |= {"--timeout-ms": str(_TRANSACTION_TIMEOUT_MS), "--task-s": str(_TASK_S)}
         paths = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])
@@ -340,10 +346,10 @@ def run_spark_round(cluster: ClusterProcesses, fault: Fault, scale: Scale, seed:
     try:
         for each in (topic, source):
             create_topic(cluster, each)
-        fill(cluster.bootstrap, source, scale.acked)
+        fill(cluster.client_settings, source, scale.acked)
         with (
             SparkCluster(workers=2) as spark,
-            SparkJob(cluster.bootstrap, source, topic, scale, directory, spark) as job,
+            SparkJob(cluster.client_settings, source, topic, scale, directory, spark) as job,
         ):
             stage = SparkStage(cluster, job, topic, scale, random.Random(seed), result.marks, job=job, spark=spark)
             result.failures += _disturb(stage, fault, result)
@@ -355,9 +361,9 @@ def run_spark_round(cluster: ClusterProcesses, fault: Fault, scale: Scale, seed:
     return result
 
 
-def fill(bootstrap: str, topic: str, rows: int) -> None:
+def fill(client: Mapping[str, str], topic: str, rows: int) -> None:
     """The numbers from 0 on."""
-    producer = Producer({"bootstrap.servers": bootstrap, **CLIENT, "linger.ms": 50, "acks": "all"})
+    producer = Producer({**client, **CLIENT, "linger.ms": 50, "acks": "all"})
     for number in range(rows):
         producer.produce(topic, str(number).encode(), partition=number % PARTITIONS)
         if number % 10_000 == 0:
@@ -390,13 +396,13 @@ def _disturb(stage: SparkStage, fault: Fault, result: Result) -> list[str]:
 
 def _judge(stage: SparkStage, result: Result) -> None:
     """Wait until everything is decided, read it, and look at it."""
-    bootstrap, rows = stage.cluster.bootstrap, stage.scale.acked
+    client, rows = stage.cluster.client_settings, stage.scale.acked
     places = [TopicPartition(stage.topic, index, 0) for index in range(PARTITIONS)]
     started = time.monotonic()
 
     def stable() -> list[int] | None:
-        ends = ends_of(bootstrap, places)
-        return ends if ends_of(bootstrap, places, "read_committed") == ends else None
+        ends = ends_of(client, places)
+        return ends if ends_of(client, places, "read_committed") == ends else None
 
     try:
         limit_s = _TRANSACTION_TIMEOUT_MS / 1000 + _STABLE_WITHIN_S
@@ -404,18 +410,18 @@ def _judge(stage: SparkStage, result: Result) -> None:
     except ServerFailed as error:
         result.report.note(Anomaly.HANGING, str(error))
     stable_s = time.monotonic() - started
-    committed = read_to_the_end(bootstrap, places, _READ_WITHIN_S)
+    committed = read_to_the_end(client, places, _READ_WITHIN_S)
     result.report.acked = rows
     result.report.final = len(committed)
     check_rows(Counter(int(message.value() or b"-1") for message in committed), rows, result.report)
-    everything = read_to_the_end(bootstrap, places, _READ_WITHIN_S, isolation="read_uncommitted")
+    everything = read_to_the_end(client, places, _READ_WITHIN_S, isolation="read_uncommitted")
     written = Counter(int(message.value() or b"-1") for message in everything)
     result.notes.append(
         f"committed: {len(committed):,} records of {rows:,} rows; written: {len(everything):,}, "
         f"{sum(count > 1 for count in written.values()):,} rows more than once; all decided after {stable_s:.1f} s"
     )
     check_metadata(stage, result)
-    for index, end in enumerate(ends_of(bootstrap, places)):
+    for index, end in enumerate(ends_of(client, places)):
         result.failures += differences(stage, index, end)
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
-from kazoo.client import KazooClient
 
 from support.cluster_processes import ClusterProcesses, Layout, wait_for
+from support.zookeeper import looking_at
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 
@@ -168,13 +168,8 @@ def kill_unnoticed(cluster: ClusterProcesses) -> None:
         broker.pause()
     cluster.kill(*cluster.brokers)
     assert cluster.zookeeper is not None
-    client = KazooClient(cluster.zookeeper.hosts)
-    client.start(30)
-    try:
+    with looking_at(cluster.zookeeper.hosts, cluster.zookeeper.access) as client:
         wait_for(lambda: not client.get_children("/brokers/ids") or None, 30, "sessions have not ended")
-    finally:
-        client.stop()
-        client.close()
 
 
 def damage(log: Path) -> None:

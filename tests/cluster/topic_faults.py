@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -16,7 +17,7 @@ from cluster.rounds import Stage, Traffic, create_topic, run_round
 from cluster.workload import CLIENT, CONSUMER, PRODUCER
 from millrace.errors import ErrorCode
 from millrace.wire.messages.partitions import AlterPartitionReassignmentsRequest, AlterPartitionReassignmentsResponse
-from support.cluster_processes import ask, wait_for
+from support.cluster_processes import wait_for
 from support.servers import ServerFailed
 
 _WITHIN_S: Final = 60.0
@@ -94,9 +95,9 @@ def reassign(stage: Stage, replicas: list[int]) -> None:
     request = cls(topics=[cls.ReassignableTopic(name=stage.topic, partitions=partitions)])
 
     def taken() -> bool | None:
-        for broker in stage.cluster.brokers.values():
+        for broker_id in stage.cluster.brokers:
             try:
-                answer = ask(broker.client_port, request, AlterPartitionReassignmentsResponse, _VERSION, 10)
+                answer: AlterPartitionReassignmentsResponse = stage.cluster.ask(broker_id, request, _VERSION, 10)
             except OSError:
                 continue
             codes = {each.error_code for topic in answer.responses for each in topic.partitions} | {answer.error_code}
@@ -161,7 +162,7 @@ def deleted_and_created_again(stage: Stage) -> None:
         write(stage, name, sent, victim)
         cluster.start_brokers([victim])
         cluster.wait_whole(name, stage.scale.heals_within_s)
-        found = read(cluster.bootstrap, name, len(sent))
+        found = read(cluster.client_settings, name, len(sent))
         stage.mark(f"life {life} of {name}, kill -9 of {victim}: {len(found)} of {len(sent)} records")
         if sorted(found) != sorted(sent):
             wrong = sorted({*found} ^ {*sent})[:3]
@@ -171,7 +172,7 @@ def deleted_and_created_again(stage: Stage) -> None:
         cluster.kill(victim)
         # Asked for by a client that has not heard of an earlier controller: librdkafka would wait for that one.
         stage.controller()
-        admin = AdminClient({"bootstrap.servers": cluster.bootstrap, **CLIENT})
+        admin = AdminClient({**cluster.admin_settings, **CLIENT})
         admin.delete_topics([name], operation_timeout=20)[name].result(30)
         if cluster.brokers[victim].log_directory(name, 0) is None:
             raise ServerFailed(f"broker {victim} had no log of {name}")
@@ -187,7 +188,7 @@ def write(stage: Stage, topic: str, values: list[bytes], victim: int) -> None:
         if error is not None:
             failed.append(error)
 
-    producer = Producer({"bootstrap.servers": stage.cluster.bootstrap, **PRODUCER, "compression.type": "zstd"})
+    producer = Producer({**stage.cluster.client_settings, **PRODUCER, "compression.type": "zstd"})
     for number, value in enumerate(values):
         if number == len(values) // 2:
             stage.cluster.kill(victim)
@@ -197,9 +198,9 @@ def write(stage: Stage, topic: str, values: list[bytes], victim: int) -> None:
         raise ServerFailed(f"{len(failed)} records of {topic} failed, or were not decided: {failed[:3]}")
 
 
-def read(bootstrap: str, topic: str, count: int) -> list[bytes]:
+def read(client: Mapping[str, str], topic: str, count: int) -> list[bytes]:
     """All that can be read of a topic: at least `count` records, and what follows within a moment."""
-    consumer = Consumer({"bootstrap.servers": bootstrap, **CONSUMER})
+    consumer = Consumer({**client, **CONSUMER})
     try:
         consumer.assign([TopicPartition(topic, index, 0) for index in range(2)])
         found: list[bytes] = []

@@ -30,7 +30,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 from cluster.late_transactions import EPOCHS, Straggler
 from cluster.planted import die_with_parent
 from cluster.transaction_errors import Gone, MustAbort
-from cluster.workload import CLIENT, CONSUMER, Settings, complain, key_of, report, watch_input
+from cluster.workload import CLIENT, CONSUMER, Settings, add_client_option, complain, key_of, report, watch_input
 from support.history import (
     ABORT,
     COMMIT,
@@ -126,7 +126,7 @@ class Transactions:
         threading.Thread(target=self._watch, daemon=True).start()
         self._settings: Settings = {
             **TRANSACTIONAL,
-            "bootstrap.servers": options.bootstrap,
+            **options.client,
             "client.id": f"{options.job}-{options.slot}",
             "transactional.id": f"{options.topic}-{options.slot}",
             "transaction.timeout.ms": options.timeout_ms,
@@ -308,7 +308,7 @@ class Copier:
         self._settings: Settings = {
             **COPIER,
             **(CLASSIC if options.protocol == "classic" else {"group.protocol": "consumer"}),
-            "bootstrap.servers": options.bootstrap,
+            **options.client,
             "client.id": f"copier-{options.slot}",
             "group.id": options.group,
         }
@@ -415,9 +415,7 @@ class Mixer:
             (topic, index) for topic in (options.topic, options.input) for index in range(options.partitions)
         ]
         self._payload = bytes(100)
-        self._consumer = Consumer(
-            {**CONSUMER, "isolation.level": "read_committed", "bootstrap.servers": options.bootstrap}
-        )
+        self._consumer = Consumer({**CONSUMER, "isolation.level": "read_committed", **options.client})
         self._consumer.assign([TopicPartition(topic, index, 0) for topic, index in self._places])
 
     def step(self) -> None:
@@ -459,7 +457,7 @@ class Bank:
         self._rng = random.Random(options.number)
         self._topic: str = options.topic
         self._partitions: int = options.partitions
-        self._bootstrap: str = options.bootstrap
+        self._client: Mapping[str, str] = options.client
         self._name = f"bank-{options.slot}"
         self._balances: dict[int, int] = {}
         self._transfers = 0
@@ -487,7 +485,7 @@ class Bank:
 
     def start_over(self) -> None:
         """Read all accounts, at a time when nobody else can write them: this program's last transaction is over."""
-        books = read_books(self._bootstrap, self._topic, self._partitions)
+        books = read_books(self._client, self._topic, self._partitions)
         self._balances = books.get(self._name, {})
         if self._balances:
             total = sum(self._balances.values())
@@ -498,11 +496,11 @@ class Bank:
         """Nothing is open."""
 
 
-def read_books(bootstrap: str, topic: str, partitions: int) -> dict[str, dict[int, int]]:
+def read_books(client: Mapping[str, str], topic: str, partitions: int) -> dict[str, dict[int, int]]:
     """The accounts of every bank, from everything that was written before now; waits until it is decided."""
     books: dict[str, dict[int, int]] = {}
     places = [TopicPartition(topic, index, 0) for index in range(partitions)]
-    for message in read_to_the_end(bootstrap, places, _READ_S):
+    for message in read_to_the_end(client, places, _READ_S):
         bank, _, account = (message.key() or b"").decode().partition("/")
         books.setdefault(bank, {})[int(account)] = int((message.value() or b"")[_HEAD_BYTES:])
     return books
@@ -512,7 +510,7 @@ _HEAD_BYTES: Final = len(encode_record(0, b""))
 
 
 def read_to_the_end(
-    bootstrap: str,
+    client: Mapping[str, str],
     places: list[TopicPartition],
     timeout_s: float,
     ends: Mapping[tuple[str, int], int] | None = None,
@@ -521,10 +519,10 @@ def read_to_the_end(
 ) -> list[Message]:
     """What is committed below the present high watermarks, or these ends; KafkaException when that takes too long."""
     if ends is None:
-        ends = {(each.topic, each.partition): end for each, end in zip(places, ends_of(bootstrap, places), strict=True)}
+        ends = {(each.topic, each.partition): end for each, end in zip(places, ends_of(client, places), strict=True)}
     messages = []
     settings = {**CONSUMER, "isolation.level": isolation, "enable.partition.eof": True}
-    consumer = Consumer({**settings, "bootstrap.servers": bootstrap})
+    consumer = Consumer({**settings, **client})
     try:
         consumer.assign(places)
         deadline = time.monotonic() + timeout_s
@@ -549,9 +547,9 @@ def read_to_the_end(
     return messages
 
 
-def ends_of(bootstrap: str, places: list[TopicPartition], isolation: str = "read_uncommitted") -> list[int]:
+def ends_of(client: Mapping[str, str], places: list[TopicPartition], isolation: str = "read_uncommitted") -> list[int]:
     """The high watermarks of these partitions; with read_committed their last stable offsets."""
-    consumer = Consumer({**CONSUMER, "isolation.level": isolation, "bootstrap.servers": bootstrap})
+    consumer = Consumer({**CONSUMER, "isolation.level": isolation, **client})
     try:
         return [consumer.get_watermark_offsets(each, timeout=_CALL_S)[1] for each in places]
     finally:
@@ -600,7 +598,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="cluster.transaction_member")
     parser.add_argument("role")
     parser.add_argument("--job", choices=JOBS, required=True)
-    parser.add_argument("--bootstrap", required=True)
+    add_client_option(parser)
     parser.add_argument("--topic", required=True, help="where it writes")
     parser.add_argument("--partitions", type=int, required=True)
     parser.add_argument("--number", type=int, required=True, help="of this process")

@@ -14,7 +14,7 @@ import random
 import signal
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -96,7 +96,14 @@ class TransactionClients(Clients):
     """The programs of a round, a reader of what they write and, for copiers, a producer of what they read."""
 
     def __init__(
-        self, bootstrap: str, topic: str, scale: TransactionScale, directory: Path, *, job: str, more: tuple[str, ...]
+        self,
+        client: Mapping[str, str],
+        topic: str,
+        scale: TransactionScale,
+        directory: Path,
+        *,
+        job: str,
+        more: tuple[str, ...],
     ) -> None:
         self.output = topic
         self.second = f"{topic}-2"
@@ -108,7 +115,7 @@ class TransactionClients(Clients):
         self._paused: set[int] = set()
         self._slots: dict[int, int] = {}
         # The base class starts producers, whose topic is the one that is copied.
-        super().__init__(bootstrap, self.second, scale, directory, consumers=0)
+        super().__init__(client, self.second, scale, directory, consumers=0)
         self._topic = topic
         if job != "bank":
             self._start("consumer", 1)
@@ -178,11 +185,9 @@ class TransactionClients(Clients):
 
     def _wait_copied(self) -> None:
         """Wait until the group is at the end of the input."""
-        ends = dict(
-            enumerate(ends_of(self._bootstrap, [TopicPartition(self.second, each) for each in range(PARTITIONS)]))
-        )
+        ends = dict(enumerate(ends_of(self._client, [TopicPartition(self.second, each) for each in range(PARTITIONS)])))
         properties = {
-            "bootstrap.servers": self._bootstrap,
+            **self._client,
             "request.timeout.ms": "2000",
             "default.api.timeout.ms": "2000",
         }
@@ -267,7 +272,7 @@ def _run(cluster: ClusterProcesses, fault: Fault, scale: Scale, seed: int, job: 
         }
         create_topic(cluster, topic, settings=compacted if job == "bank" else None)
         create_topic(cluster, f"{topic}-2")
-        with TransactionClients(cluster.bootstrap, topic, scale, directory, job=job, more=more) as clients:
+        with TransactionClients(cluster.client_settings, topic, scale, directory, job=job, more=more) as clients:
             stage = TransactionStage(cluster, clients, topic, scale, random.Random(seed), result.marks, members=clients)
             result.failures += disturb(stage, fault, result, first=scale.acked // 10)
             clients.resume_members()
@@ -290,16 +295,16 @@ def _deliver_the_rest(stage: TransactionStage) -> None:
 
 def _judge(stage: TransactionStage, result: Result, job: str) -> None:
     """Wait until everything is decided, read it, and look at it."""
-    clients, bootstrap = stage.members, stage.cluster.bootstrap
+    clients, client = stage.members, stage.cluster.client_settings
     topics = [stage.topic, clients.second] if job == "mixer" else [stage.topic]
     places = [TopicPartition(topic, index, 0) for topic in topics for index in range(PARTITIONS)]
     stable = _wait_stable(stage, places)
     with HistoryWriter(clients.directory / "final.history", "final") as history:
         if job == "bank":
-            for bank, accounts in read_books(bootstrap, stage.topic, PARTITIONS).items():
+            for bank, accounts in read_books(client, stage.topic, PARTITIONS).items():
                 history.write(Outcome.OK, Action.BALANCE, bank, op=0, value=sum(accounts.values()))
         else:
-            for message in read_to_the_end(bootstrap, places, _READ_WITHIN_S, stable):
+            for message in read_to_the_end(client, places, _READ_WITHIN_S, stable):
                 place, value = key_of(message.topic() or "", message.partition() or 0), decode_record(message.value())
                 history.write(Outcome.OK, Action.FINAL, place, op=0, value=value, offset=message.offset() or 0)
     events = read_histories(clients.histories())
@@ -322,20 +327,20 @@ def _judge(stage: TransactionStage, result: Result, job: str) -> None:
 
 def _check_copy(stage: TransactionStage, events: list[Event], report: Report) -> None:
     inputs = ends_of(
-        stage.cluster.bootstrap, [TopicPartition(stage.members.second, each) for each in range(PARTITIONS)]
+        stage.cluster.client_settings, [TopicPartition(stage.members.second, each) for each in range(PARTITIONS)]
     )
     check_copy(events, {key_of(stage.topic, index): end for index, end in enumerate(inputs)}, report)
 
 
 def _wait_stable(stage: TransactionStage, places: list[TopicPartition]) -> dict[tuple[str, int], int]:
     """Wait until all is decided up to the high watermarks, and note how far it is; the last stable offsets."""
-    bootstrap, scale = stage.cluster.bootstrap, stage.scale
+    client, scale = stage.cluster.client_settings, stage.scale
     assert isinstance(scale, TransactionScale)
     deadline = time.monotonic() + TRANSACTION_TIMEOUT_MS / 1000 + scale.stable_within_s
-    ends = ends_of(bootstrap, places)
-    while (stable := ends_of(bootstrap, places, "read_committed")) != ends and time.monotonic() < deadline:
+    ends = ends_of(client, places)
+    while (stable := ends_of(client, places, "read_committed")) != ends and time.monotonic() < deadline:
         time.sleep(0.5)
-        ends = ends_of(bootstrap, places)
+        ends = ends_of(client, places)
     with HistoryWriter(stage.members.directory / "stable.history", "final") as history:
         for place, high, last in zip(places, ends, stable, strict=True):
             at = key_of(place.topic, place.partition)

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -94,7 +95,7 @@ class Load:
         settings = DEFAULTS if options.client_defaults else PRODUCER
         self._producer = Producer(
             {
-                "bootstrap.servers": options.bootstrap,
+                **options.client,
                 **settings,
                 "compression.type": options.compression,
                 # What has waited for a while must still fit a small segment.
@@ -189,7 +190,7 @@ def produce(options: argparse.Namespace, stopping: threading.Event) -> int:
 
 def consume(options: argparse.Namespace, stopping: threading.Event) -> int:
     with HistoryWriter(options.history, f"c{options.number}") as history:
-        consumer = Consumer({"bootstrap.servers": options.bootstrap, **CONSUMER})
+        consumer = Consumer({**options.client, **CONSUMER})
         keys = {index: key_of(options.topic, index) for index in range(options.partitions)}
         for key in keys.values():
             history.write(Outcome.OK, Action.ASSIGN, key, op=0)
@@ -216,12 +217,12 @@ def consume(options: argparse.Namespace, stopping: threading.Event) -> int:
 
 
 def read_everything(
-    bootstrap: str, topic: str, ends: dict[int, int], history_path: Path, *, timeout_s: float
+    client: Mapping[str, str], topic: str, ends: dict[int, int], history_path: Path, *, timeout_s: float
 ) -> dict[int, int]:
     """A fresh client reads each partition from the beginning up to its end; where it got to."""
     positions = dict.fromkeys(ends, 0)
     with HistoryWriter(history_path, "final") as history:
-        consumer = Consumer({"bootstrap.servers": bootstrap, **CONSUMER})
+        consumer = Consumer({**client, **CONSUMER})
         consumer.assign([TopicPartition(topic, index, 0) for index in ends])
         deadline = time.monotonic() + timeout_s
         try:
@@ -237,6 +238,11 @@ def read_everything(
         finally:
             consumer.close()
     return positions
+
+
+def add_client_option(parser: argparse.ArgumentParser) -> None:
+    """Where the brokers are and how to log in: a file, because everybody can read a command line."""
+    parser.add_argument("--client", type=lambda path: json.loads(Path(path).read_text()), required=True)
 
 
 def report(count: int, last: float) -> float:
@@ -256,7 +262,7 @@ def watch_input(stopping: threading.Event) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="cluster.workload")
     parser.add_argument("role", choices=("producer", "consumer"))
-    parser.add_argument("--bootstrap", required=True)
+    add_client_option(parser)
     parser.add_argument("--topic", required=True)
     parser.add_argument("--partitions", type=int, required=True)
     parser.add_argument("--number", type=int, required=True)

@@ -262,8 +262,8 @@ SMALL_ELEMENTS: dict[str, tuple[ApiKey, int, bytes]] = {
 
 
 @pytest.mark.parametrize("case", SMALL_ELEMENTS)
-def test_a_flood_of_small_elements_stays_small(broker: WatchedBroker, case: str) -> None:
-    """CVE-2026-111108: the count is true, but an element of two bytes becomes an object of a hundred."""
+def test_cve_2026_111108_a_flood_of_small_elements_stays_small(broker: WatchedBroker, case: str) -> None:
+    """The count is true, but an element of two bytes becomes an object of a hundred."""
     key, version, body = SMALL_ELEMENTS[case]
     with broker.unharmed(), broker.connect() as client:
         client.try_send(framed(key, version, body))

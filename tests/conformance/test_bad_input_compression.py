@@ -17,8 +17,10 @@ import cramjam
 import pytest
 
 from millrace.errors import ErrorCode
+from millrace.handlers import registry
 from millrace.records.batch import HEADER_BYTES, read_header, with_crc
 from millrace.records.compression import Codec, compress
+from millrace.wire.keys import ApiKey
 from millrace.wire.messages.offsets import ListOffsetsRequest
 from millrace.wire.primitives import varint
 from support.raw import MIB, RawClient, WatchedBroker, batch, error_codes, produce_request
@@ -204,7 +206,7 @@ def look_for_timestamps(client: RawClient, topic: str) -> None:
 
 @pytest.mark.parametrize("case", BOMBS)
 @pytest.mark.parametrize("topic", [COMPACTED, RECOMPRESSED])
-def test_a_bomb_is_refused_where_it_would_go_off(broker: WatchedBroker, case: str, topic: str) -> None:
+def test_cve_2026_111073_a_bomb_is_refused_where_it_would_go_off(broker: WatchedBroker, case: str, topic: str) -> None:
     codec, make = BOMBS[case]
     bomb = holding(codec, make())
     with broker.unharmed(), broker.connect() as client:
@@ -217,7 +219,7 @@ def test_a_bomb_is_refused_where_it_would_go_off(broker: WatchedBroker, case: st
 
 
 @pytest.mark.parametrize("case", BOMBS)
-def test_a_bomb_that_is_stored_never_goes_off(broker: WatchedBroker, case: str) -> None:
+def test_cve_2026_111073_a_bomb_that_is_stored_never_goes_off(broker: WatchedBroker, case: str) -> None:
     codec, make = BOMBS[case]
     bomb = holding(codec, make())
     topic = f"bomb-{case}"
@@ -227,6 +229,11 @@ def test_a_bomb_that_is_stored_never_goes_off(broker: WatchedBroker, case: str) 
         look_for_timestamps(client, topic)
         assert client.produce(topic, batch(b"good")).error_code == 0
         look_for_timestamps(client, topic)
+
+
+def test_cve_2026_111073_telemetry_is_not_served() -> None:
+    """The bomb was in the metrics that a client pushes. Whoever serves them has to bound what they unpack to."""
+    assert ApiKey.PUSH_TELEMETRY not in registry.load()
 
 
 def test_many_bombs_at_once(broker: WatchedBroker) -> None:
@@ -246,6 +253,16 @@ def test_many_bombs_at_once(broker: WatchedBroker) -> None:
 
 EMPTY = {"zstd-skippable-frames-only", "snappy-header-only"}
 """Whole streams of nothing: only a look at the records tells that they are missing."""
+
+
+@pytest.mark.parametrize("case", [case for case in DAMAGED if case.startswith("snappy-chunk")])
+@pytest.mark.parametrize("topic", [COMPACTED, RECOMPRESSED])
+def test_cve_2023_34455_a_length_of_a_snappy_chunk_is_not_believed(
+    broker: WatchedBroker, case: str, topic: str
+) -> None:
+    codec, stream = DAMAGED[case]
+    with broker.unharmed(), broker.connect() as client:
+        assert client.produce(topic, holding(codec, stream)).error_code == E.INVALID_RECORD
 
 
 @pytest.mark.parametrize("case", DAMAGED)

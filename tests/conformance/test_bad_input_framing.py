@@ -1,6 +1,6 @@
 """Bad input, framing: sizes that lie, peers that are slow, silent, gone, greedy, or speak something else.
 
-Not here: plaintext sent to a TLS port; there is no TLS listener yet.
+Not here: plaintext sent to a TLS port (`test_tls`).
 """
 
 from __future__ import annotations

@@ -182,8 +182,8 @@ def test_bad_tags_at_the_end_of_a_body_are_refused(broker: WatchedBroker, case: 
     broker.refuses(framed(key, version, body[:-1] + BAD_TAGS[case]))
 
 
-def test_a_header_of_tags_in_many_connections_takes_no_memory(broker: WatchedBroker) -> None:
-    """CVE-2026-111115: tagged fields of two bytes each, before anything else is known of the peer."""
+def test_cve_2026_111115_tagged_fields_before_login(broker: WatchedBroker) -> None:
+    """Tagged fields of two bytes each, in many connections, before anything else is known of the peer."""
     flood = framed(ApiKey.API_VERSIONS, 3, SOFTWARE, tags=uvarint(500_000) + b"".join(map(tag, range(500_000))))
     assert len(flood) > MIB
     with broker.unharmed():

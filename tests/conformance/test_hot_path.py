@@ -185,14 +185,23 @@ def current_leader(cls: Any, hint: hot.LeaderHint | None) -> Any:
 
 
 @pytest.mark.parametrize("version", PRODUCE_VERSIONS)
-@given(topics=st.lists(st.tuples(names, ids, st.lists(produce_results, max_size=3)), max_size=3), correlation_id=int32s)
+@given(
+    topics=st.lists(st.tuples(names, ids, st.lists(produce_results, max_size=3)), max_size=3),
+    correlation_id=int32s,
+    throttle_time_ms=int32s,
+)
 @settings(max_examples=40, deadline=None)
 def test_a_produce_response_writes_as_declared(
-    version: int, topics: list[tuple[str, uuid.UUID, list[hot.ProduceResult]]], correlation_id: int
+    version: int,
+    topics: list[tuple[str, uuid.UUID, list[hot.ProduceResult]]],
+    correlation_id: int,
+    throttle_time_ms: int,
 ) -> None:
     keyed = [(topic_key(version, 13, name, topic_id), results) for name, topic_id, results in topics]
-    raw = b"".join(hot.write_produce(correlation_id, version, keyed))
+    answer = hot.ThrottledProduce(keyed, throttle_time_ms) if throttle_time_ms else keyed
+    raw = b"".join(hot.write_produce(correlation_id, version, answer))
     declared = ProduceResponse(
+        throttle_time_ms=throttle_time_ms,
         responses=[
             ProduceResponse.TopicProduceResponse(
                 name=name,
@@ -217,7 +226,7 @@ def test_a_produce_response_writes_as_declared(
                 ],
             )
             for name, topic_id, results in topics
-        ]
+        ],
     )
     if version >= 10:
         declared.node_endpoints = endpoints(ProduceResponse, (each for _, _, results in topics for each in results))
@@ -245,6 +254,7 @@ fetch_results = st.builds(
     correlation_id=int32s,
     error_code=int16s,
     session_id=int32s,
+    throttle_time_ms=int32s,
 )
 @settings(max_examples=40, deadline=None)
 def test_a_fetch_response_writes_as_declared(
@@ -253,12 +263,15 @@ def test_a_fetch_response_writes_as_declared(
     correlation_id: int,
     error_code: int,
     session_id: int,
+    throttle_time_ms: int,
 ) -> None:
     if version < 7:
         error_code = session_id = 0
     keyed = [(topic_key(version, 13, name, topic_id), results) for name, topic_id, results in topics]
-    raw = b"".join(hot.write_fetch(correlation_id, version, hot.FetchReply(error_code, session_id, keyed)))
+    reply = hot.FetchReply(error_code, session_id, keyed, throttle_time_ms)
+    raw = b"".join(hot.write_fetch(correlation_id, version, reply))
     declared = FetchResponse(
+        throttle_time_ms=throttle_time_ms,
         error_code=error_code,
         session_id=session_id,
         responses=[

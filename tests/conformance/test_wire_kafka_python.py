@@ -21,11 +21,13 @@ ROUNDS = 4
 # kafka-python is a client: it has no messages that only brokers send each other, no share, streams or KIP-848 groups,
 # no telemetry and no delegation tokens.
 EXPECTED_MISSING_KEYS = {
+    ApiKey.ENVELOPE,
     ApiKey.CREATE_DELEGATION_TOKEN,
     ApiKey.RENEW_DELEGATION_TOKEN,
     ApiKey.EXPIRE_DELEGATION_TOKEN,
     ApiKey.DESCRIBE_DELEGATION_TOKEN,
     ApiKey.ALTER_PARTITION,
+    ApiKey.ENVELOPE,
     ApiKey.BROKER_HEARTBEAT,
     ApiKey.UNREGISTER_BROKER,
     ApiKey.ALLOCATE_PRODUCER_IDS,

@@ -174,6 +174,8 @@ class Fuzzer:
             elif isinstance(field.type, Array) and isinstance(field.type.element, Nested):
                 for item in value or ():
                     self._make_sense(item, version)
+            elif isinstance(value, float):
+                continue  # a quota's `value` is a number, a setting's is a text
             elif (choices := self._choices(field.name)) is not None and chance.random() < 0.8:
                 known = chance.choice(choices)
                 setattr(message, field.name, [known] if isinstance(value, list) else known)

@@ -79,7 +79,7 @@ OWN_DEFAULTS = {
     "log.cleaner.io.max.bytes.per.second": "Java writes the largest double otherwise",
     "log.dir": "data in /tmp is nobody's wish",
 }
-NEEDS_A_RESTART = {"listeners", "listener.security.protocol.map"}
+NEEDS_A_RESTART = {"listeners", "listener.security.protocol.map", "sasl.enabled.mechanisms"}
 
 
 def test_every_broker_setting_of_kafka_is_known(jars: KafkaJars) -> None:

@@ -24,7 +24,6 @@ from confluent_kafka.admin import (
 )
 from pyspark.sql import SparkSession
 
-from millrace.local.ports import free_ports
 from support.kafka_jars import KafkaJars
 from support.maven import ROOT
 from support.servers import HOST, KafkaServer
@@ -83,12 +82,9 @@ class SecureKafka(KafkaServer):
     """Apache Kafka with a listener for every security protocol; PLAINTEXT stays for the tests' own clients."""
 
     def __init__(self, jars: KafkaJars, certificates: Certificates) -> None:
-        super().__init__(jars, {"log.retention.ms": "-1"}, heap="512m")  # the suites send records of years ago
+        forever = {"log.retention.ms": "-1"}  # the suites send records of years ago
+        super().__init__(jars, forever, heap="512m", protocols=LISTENERS)
         self.certificates = certificates
-        self.ports = dict(zip(LISTENERS, free_ports(HOST, len(LISTENERS)), strict=True))
-
-    def bootstrap_of(self, protocol: str) -> str:
-        return f"{HOST}:{self.ports[protocol]}"
 
     def _prepare(self) -> None:
         fresh = not self.port
@@ -96,12 +92,7 @@ class SecureKafka(KafkaServer):
         if not fresh:
             return
         written = dict(line.split("=", 1) for line in self._properties.read_text().splitlines())
-        added = [f"{name}://{HOST}:{port}" for name, port in self.ports.items()]
-        protocols = [f"{name}:{name}" for name in LISTENERS]
         secured = {
-            "listeners": ",".join([written["listeners"], *added]),
-            "advertised.listeners": ",".join([written["advertised.listeners"], *added]),
-            "listener.security.protocol.map": ",".join([written["listener.security.protocol.map"], *protocols]),
             "sasl.enabled.mechanisms": ",".join(MECHANISMS),
             "ssl.keystore.type": "PEM",
             "ssl.keystore.location": str(self.certificates.server),

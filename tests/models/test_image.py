@@ -18,6 +18,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from millrace.cluster.image import ClusterImage, PersistentMap, changes_between
 from millrace.metadata.deltas import (
+    AclsChanged,
     BrokerFenced,
     BrokerRegistered,
     BrokerUnregistered,
@@ -29,13 +30,21 @@ from millrace.metadata.deltas import (
     PartitionsAdded,
     PartitionState,
     ProducerIdsAllocated,
+    QuotaChanged,
+    QuotaEntity,
     ResourceType,
+    ScramChanged,
+    TokenChanged,
+    TokenRemoved,
     TopicCreated,
     TopicDeleted,
     decode,
     encode,
 )
-from support.metadata import endpoints, partition_states
+from millrace.security.acls import Acl
+from millrace.security.scram import ScramCredential, ScramMechanism
+from millrace.security.tokens import DelegationToken
+from support.metadata import acls, credentials, endpoints, partition_states, tokens
 
 
 @dataclass
@@ -48,6 +57,10 @@ class NaiveCluster:
     brokers: dict[int, list[Any]] = field(default_factory=dict)
     topics: dict[str, tuple[uuid.UUID, list[PartitionState]]] = field(default_factory=dict)
     configs: dict[tuple[ResourceType, str], dict[str, str]] = field(default_factory=dict)
+    users: dict[tuple[str, ScramMechanism], ScramCredential] = field(default_factory=dict)
+    acls: set[Acl] = field(default_factory=set)
+    quotas: dict[QuotaEntity, dict[str, float]] = field(default_factory=dict)
+    tokens: dict[str, DelegationToken] = field(default_factory=dict)
 
     def name_of(self, topic_id: uuid.UUID) -> str:
         (name,) = [name for name, (known, _) in self.topics.items() if known == topic_id]
@@ -86,6 +99,29 @@ class NaiveCluster:
                     del self.configs[kind, name]
             case ProducerIdsAllocated(_, next_id, _):
                 self.next_producer_id = next_id
+            case _:
+                self.apply_security(change)
+
+    def apply_security(self, change: Change) -> None:
+        match change:
+            case ScramChanged(user, mechanism, credential):
+                self.users.pop((user, mechanism), None)
+                if credential is not None:
+                    self.users[user, mechanism] = credential
+            case AclsChanged(added, removed):
+                self.acls = (self.acls - set(removed)) | set(added)
+            case QuotaChanged(entity, values):
+                quota = self.quotas.setdefault(entity, {})
+                for key, value in values:
+                    quota.pop(key, None)
+                    if value is not None:
+                        quota[key] = value
+                if not quota:
+                    del self.quotas[entity]
+            case TokenChanged(token):
+                self.tokens[token.token_id] = token
+            case TokenRemoved(token_id):
+                self.tokens.pop(token_id, None)
 
 
 def as_plain(image: ClusterImage) -> NaiveCluster:
@@ -96,6 +132,10 @@ def as_plain(image: ClusterImage) -> NaiveCluster:
         brokers={b.broker_id: [b.broker_epoch, b.endpoints, b.rack, b.fenced] for b in image.brokers.values()},
         topics={name: (topic.topic_id, list(topic.partitions)) for name, topic in image.topics.items()},
         configs={key: dict(values) for key, values in image.configs.items()},
+        users=dict(image.users),
+        acls=set(image.acls),
+        quotas={key: dict(values) for key, values in image.quotas.items()},
+        tokens=dict(image.tokens),
     )
 
 
@@ -170,6 +210,29 @@ class ImageModel(RuleBasedStateMachine):
     @rule(broker_id=st.integers(0, 3), epoch=st.integers(0, 5), fenced=st.booleans())
     def fence_broker(self, broker_id: int, epoch: int, fenced: bool) -> None:
         self.change(BrokerFenced(broker_id, epoch, fenced))
+
+    @rule(user=st.sampled_from("ab"), mechanism=st.sampled_from(ScramMechanism), credential=st.none() | credentials)
+    def change_user(self, user: str, mechanism: ScramMechanism, credential: ScramCredential | None) -> None:
+        self.change(ScramChanged(user, mechanism, credential))
+
+    @rule(added=st.lists(acls, max_size=3), removed=st.lists(acls, max_size=3))
+    def change_acls(self, added: list[Acl], removed: list[Acl]) -> None:
+        self.change(AclsChanged(tuple(added), tuple(removed)))
+
+    @rule(
+        entity=st.sampled_from([(("user", "a"),), (("client-id", None), ("user", "a"))]),
+        values=st.lists(st.tuples(st.sampled_from("xy"), st.none() | st.floats(0, 10)), min_size=1, max_size=2),
+    )
+    def change_quota(self, entity: QuotaEntity, values: list[tuple[str, float | None]]) -> None:
+        self.change(QuotaChanged(entity, tuple(values)))
+
+    @rule(token=tokens)
+    def change_token(self, token: DelegationToken) -> None:
+        self.change(TokenChanged(token))
+
+    @rule(token_id=st.sampled_from(["t1", "t2", "t3"]))
+    def remove_token(self, token_id: str) -> None:
+        self.change(TokenRemoved(token_id))
 
     @rule(broker_id=st.integers(0, 3))
     def remove_broker(self, broker_id: int) -> None:

@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
         "docs/groups.md",
         "docs/compaction.md",
         "docs/pipelines.md",
+        "docs/security.md",
     ],
 )
 def test_the_pages_do_what_they_say(pages: str) -> None:

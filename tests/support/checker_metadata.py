@@ -39,7 +39,9 @@ from millrace.metadata.deltas import (
     TopicDeleted,
     decode,
 )
+from millrace.metadata.zookeeper_access import OPEN, ZooKeeperAccess
 from millrace.model import UNASSIGNED_DIRECTORY
+from support.zookeeper import looking_at
 
 NOBODY: Final = -1
 _PACKED: Final = struct.Struct(">cI")
@@ -55,20 +57,15 @@ class Delta:
     changes: ChangeSet
 
 
-def read_log(hosts: str) -> list[Delta]:
+def read_log(hosts: str, access: ZooKeeperAccess = OPEN) -> list[Delta]:
     """Every delta that is still in ZooKeeper; behind the snapshot, if the first ones are gone."""
-    client = KazooClient(hosts, timeout=10)
-    client.start(30)
-    try:
+    with looking_at(hosts, access) as client:
         names = sorted(client.get_children(_DELTAS))
         log = [_unpack(int(name.removeprefix("d-")), client.get(f"{_DELTAS}/{name}")[0]) for name in names]
         if log and log[0].number == 1:
             return log
         snapshot = _read_snapshot(client)
         return [snapshot, *(delta for delta in log if delta.number > snapshot.number)]
-    finally:
-        client.stop()
-        client.close()
 
 
 def _read_snapshot(client: KazooClient) -> Delta:

@@ -3,7 +3,10 @@
 Every broker has two listeners: CLIENT, for the workload, direct or, with `client_links`, through a link on which
 requests can be kept back; and REPLICATION, which it advertises directly or, in a `proxied` layout, by a name for which
 every other broker has a link of its own (`support.tcp_proxy.Network`); there its way to ZooKeeper leads through a link,
-too. A cluster without ZooKeeper nodes is one broker with its embedded store.
+too. A cluster without ZooKeeper nodes is one broker with its embedded store. ZooKeeper asks for a password, as that of
+`millrace up` does, or not (`open_zookeeper`). In a `secured` layout nobody gets in without TLS and SCRAM, brokers show
+each other certificates besides, and rules are held: the users of `millrace up --secure`, who are there before the first
+start, with certificates of the brokers' own. `client_settings` and `admin_settings` are how clients come in.
 
 Faults are methods; `restore` undoes all of them. Questions about leaders are asked with a Metadata request to one
 broker at a time, because brokers that cannot reach each other disagree, and that is the interesting case.
@@ -14,6 +17,7 @@ that lives as long as they should.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -28,19 +32,28 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Final, Self, TypeVar
+from typing import IO, Any, Final, Self, TypeVar
 
+from millrace.broker import store_for
+from millrace.client.blocking import BlockingConnection
+from millrace.client.sasl import SaslClient
+from millrace.client.settings import ClientSettings
+from millrace.client.tls import context_for
+from millrace.clock import SystemClock
+from millrace.config import BrokerConfig
+from millrace.errors import MillraceError
 from millrace.local.ports import free_ports
+from millrace.local.secured import ADMIN, APPLICATION, BROKER, MECHANISM, Secured, jaas
 from millrace.local.zookeeper import ZooKeeperServers
-from millrace.wire.frame import RequestHeader, decode_response, encode_request
+from millrace.metadata.zookeeper_access import OPEN
+from millrace.security.certificates import Authority, make_authority, write_public
 from millrace.wire.messages.cluster import MetadataRequest, MetadataResponse
-from millrace.wire.schema import Request, Response
+from millrace.wire.schema import Request
 from support.maven import ROOT
 from support.servers import HOST, ServerFailed
 from support.tcp_proxy import CLIENTS, ZOOKEEPER, Network, broker_host, broker_node
 
 T = TypeVar("T")
-ResponseT = TypeVar("ResponseT", bound=Response)
 
 START_S: Final = 60.0
 STOP_S: Final = 30.0
@@ -50,6 +63,14 @@ _METADATA_VERSION: Final = 9
 _READY: Final = re.compile(rb"^ready bootstrap=\S+", re.MULTILINE)
 _LAUNCHER: Final = ROOT / "tests" / "cluster" / "planted.py"
 LINKS: Final = "MILLRACE_TEST_LINKS"
+PASSWORDS: Final = {user: f"nobody-logs-the-password-of-{user}" for user in (ADMIN, APPLICATION, BROKER)}
+"""Of the users of a secured layout."""
+RULES: Final = {
+    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    # Brokers log in by name, or are known by their certificates alone.
+    "super.users": f"User:{ADMIN};User:{BROKER};User:CN={BROKER}",
+}
+"""What has brokers ask who may do what."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +85,10 @@ class Layout:
     """The bug that every broker runs with (`cluster/planted.py`)."""
     log_dirs: int = 1
     """How many disks a broker has."""
+    secured: bool = False
+    """Everybody logs in, over TLS."""
+    open_zookeeper: bool = False
+    """ZooKeeper asks for no password, and brokers have none."""
     client_links: bool = False
     """In a proxied layout: clients, too, come over links, and requests of clients and brokers can be kept back."""
     settings: tuple[tuple[str, str], ...] = ()
@@ -105,11 +130,14 @@ class BrokerProcess:
         self.data = self.directory / "data"
         self.disks = (self.data, *(self.directory / f"data-{number}" for number in range(2, log_dirs + 1)))
         """Its log directories, of which `data` is the first."""
+        self.identity_path = self.directory / "identity.pem"
+        """Its certificate and key, where it has any."""
+        self.trust_path = self.directory / "trusted.pem"
         self.log_path = self.directory / "log"
         self.paused = False
         self.links: dict[str, int] = {}
         """The ports behind the names of other brokers, as this one sees them."""
-        self._config_path = self.directory / "server.properties"
+        self.config_path = self.directory / "server.properties"
         self._planted = planted
         self._process: subprocess.Popen[bytes] | None = None
         self._log_start = 0
@@ -140,11 +168,11 @@ class BrokerProcess:
     def configure(self, settings: Mapping[str, str]) -> None:
         for disk in self.disks:
             disk.mkdir(parents=True, exist_ok=True)  # a test may have put a disk of its own there
-        self._config_path.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+        self.config_path.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
 
     def launch(self) -> None:
         """Start the process; `wait_ready` says when it answers."""
-        command = [sys.executable, str(_LAUNCHER), self._planted, "--", "broker", "--config", str(self._config_path)]
+        command = [sys.executable, str(_LAUNCHER), self._planted, "--", "broker", "--config", str(self.config_path)]
         path = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
         environment = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
         environment[LINKS] = json.dumps(self.links)
@@ -272,6 +300,14 @@ class ClusterProcesses:
             for broker_id in range(1, layout.brokers + 1)
         }
         self._zookeeper_down: set[int] = set()
+        self.security = Secured(self.home / "security", (HOST,), PASSWORDS, token_secret="")
+        self.asks_for_login = layout.secured
+        """Whether clients have to log in where `bootstrap` leads."""
+        self.authority: Authority
+        """Of the brokers' certificates, since `make_certificates`."""
+        self.zookeeper_access = OPEN
+        """How brokers log in to ZooKeeper."""
+        self._login = SaslClient(MECHANISM.label, ADMIN, PASSWORDS[ADMIN])
 
     def __enter__(self) -> Self:
         try:
@@ -293,20 +329,59 @@ class ClusterProcesses:
     def bootstrap(self) -> str:
         return ",".join(broker.address for broker in self.brokers.values())
 
+    @property
+    def client_settings(self) -> dict[str, str]:
+        """Those of a workload, for librdkafka and for the project's own client."""
+        return self._settings_as(APPLICATION)
+
+    @property
+    def admin_settings(self) -> dict[str, str]:
+        return self._settings_as(ADMIN)
+
+    def _settings_as(self, user: str) -> dict[str, str]:
+        if not self.asks_for_login:
+            return {"bootstrap.servers": self.bootstrap}
+        return self.security.librdkafka_settings(user, self.bootstrap)
+
     # --- from start to end --------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Start everything and return when every broker answers."""
         if self.layout.zookeeper_nodes:
-            self.zookeeper = ZooKeeperServers(self.home / "zookeeper", nodes=self.layout.zookeeper_nodes)
+            self.zookeeper = ZooKeeperServers(
+                self.home / "zookeeper",
+                nodes=self.layout.zookeeper_nodes,
+                asks_for_password=not self.layout.open_zookeeper,
+            )
             self.zookeeper.start()
+            self.zookeeper_access = self.zookeeper.access
         for broker in self.brokers.values():
             broker.links = self._links_of(broker.broker_id)
             if self.layout.client_links:
                 node = broker_node(broker.broker_id)
                 broker.advertised_port = self.wires().link(CLIENTS, node, broker.client_port, framed=True)
-            broker.configure(self._settings(broker))
+            broker.configure(self.settings(broker))
+        if self.layout.secured:
+            self.make_certificates()
+            config, clock = BrokerConfig.load(self.brokers[1].config_path), SystemClock()
+            asyncio.run(self.security.prepare(store_for(config, clock), clock))
         self.start_brokers(self.brokers)
+
+    def make_certificates(self) -> None:
+        """A new authority that everybody trusts, and a certificate for every broker."""
+        authority = self.authority = make_authority("the authority")
+        self.security.directory.mkdir(exist_ok=True)
+        write_public(self.security.authorities, authority.certificate)
+        for broker in self.brokers.values():
+            write_public(broker.trust_path, authority.certificate)
+            self.certify(broker, authority)
+
+    def certify(self, broker: BrokerProcess, authority: Authority) -> bytes:
+        """Give a broker a new certificate, for all names by which it is called; returns it."""
+        names = (HOST, "localhost", broker_host(broker.broker_id))
+        identity = authority.issue(BROKER, hosts=names, client=True, days=30)
+        identity.write(broker.identity_path)
+        return identity.certificate
 
     def start_brokers(self, broker_ids: Iterable[int]) -> None:
         """Start those that are down, all at once, and wait for each."""
@@ -384,12 +459,30 @@ class ClusterProcesses:
 
     # --- questions ----------------------------------------------------------------------------------------------------
 
+    def ask(self, broker_id: int, request: Request, version: int, timeout_s: float = _ASK_S) -> Any:
+        """One question of the administrator, on a connection of its own; OSError when there is no answer soon."""
+        security = ClientSettings.from_properties(self.admin_settings).security
+        connection = BlockingConnection(
+            HOST,
+            self.brokers[broker_id].client_port,
+            client_id="fault-test",
+            timeout_ms=round(timeout_s * 1000),
+            ssl=context_for(security),
+            sasl=self._login if security.uses_sasl else None,
+            negotiate=False,
+        )
+        try:
+            with connection:
+                return connection.request(request, version)
+        except MillraceError as error:
+            raise ConnectionError(f"{self.brokers[broker_id]}: {error}") from error
+
     def view(self, broker_id: int, topic: str | None = None) -> View | None:
         """What one broker says, or None where it does not answer."""
         wanted = [] if topic is None else [MetadataRequest.MetadataRequestTopic(name=topic)]
         request = MetadataRequest(topics=wanted, allow_auto_topic_creation=False)
         try:
-            response = ask(self.brokers[broker_id].client_port, request, MetadataResponse, _METADATA_VERSION)
+            response: MetadataResponse = self.ask(broker_id, request, _METADATA_VERSION)
         except OSError:
             return None
         partitions = {
@@ -459,7 +552,8 @@ class ClusterProcesses:
 
     # --- settings -----------------------------------------------------------------------------------------------------
 
-    def _settings(self, broker: BrokerProcess) -> dict[str, str]:
+    def settings(self, broker: BrokerProcess) -> dict[str, str]:
+        """What a broker is told at the start."""
         replication_host = HOST if self.network is None else broker_host(broker.broker_id)
         several = self.layout.brokers > 1
         settings = {
@@ -476,7 +570,24 @@ class ClusterProcesses:
         }
         if self.zookeeper is not None:
             settings["zookeeper.connect"] = self._zookeeper_hosts(broker.broker_id)
+            settings |= self.zookeeper_access.as_settings()
+        if self.layout.secured:
+            settings["listener.security.protocol.map"] = "CLIENT:SASL_SSL,REPLICATION:SASL_SSL"
+            settings["listener.name.replication.ssl.client.auth"] = "required"
+            settings |= self.login_settings(broker, "replication") | RULES
         return {**settings, **dict(self.layout.settings)}
+
+    def login_settings(self, broker: BrokerProcess, listener: str) -> dict[str, str]:
+        """What a broker needs to take others on listeners with SASL_SSL, and to call other brokers on this one."""
+        return {
+            "sasl.enabled.mechanisms": MECHANISM.label,
+            "sasl.mechanism.inter.broker.protocol": MECHANISM.label,
+            f"listener.name.{listener}.{MECHANISM.label.lower()}.sasl.jaas.config": jaas(BROKER, PASSWORDS[BROKER]),
+            "ssl.keystore.type": "PEM",
+            "ssl.keystore.location": str(broker.identity_path),
+            "ssl.truststore.type": "PEM",
+            "ssl.truststore.location": str(broker.trust_path),
+        }
 
     def _zookeeper_hosts(self, broker_id: int) -> str:
         assert self.zookeeper is not None
@@ -498,6 +609,13 @@ class ClusterProcesses:
         }
 
 
+def _replace(path: Path, content: bytes) -> None:
+    """As one who renews certificates does: never half."""
+    draft = path.with_suffix(".new")
+    draft.write_bytes(content)
+    draft.rename(path)
+
+
 def wait_for(probe: Callable[[], T | None], timeout_s: float, failure: str, *, pause_s: float = _PAUSE_S) -> T:
     """What `probe` gives once it is not None; ServerFailed when that takes too long."""
     deadline = time.monotonic() + timeout_s
@@ -506,14 +624,6 @@ def wait_for(probe: Callable[[], T | None], timeout_s: float, failure: str, *, p
             raise ServerFailed(f"{failure} after {timeout_s:.0f} s")
         time.sleep(pause_s)
     return found
-
-
-def ask(port: int, request: Request, answer: type[ResponseT], version: int, timeout_s: float = _ASK_S) -> ResponseT:
-    """One request on a connection of its own; OSError when there is no answer soon."""
-    with socket.create_connection((HOST, port), timeout=timeout_s) as peer:
-        peer.sendall(encode_request(RequestHeader(answer.api_key, version, 1, "fault-test"), request))
-        size = int.from_bytes(read_exactly(peer, 4))
-        return decode_response(answer, version, read_exactly(peer, size))[1]
 
 
 def read_exactly(peer: socket.socket, count: int) -> bytes:

@@ -13,8 +13,10 @@ _GROUP: Final = 32
 _SET: Final = 0
 
 
-def set_group_configs(bootstrap: str, group: str, configs: Mapping[str, str]) -> None:
-    """Returns when the cluster has taken them."""
+def set_group_configs(
+    bootstrap: str, group: str, configs: Mapping[str, str], login: Mapping[str, str] | None = None
+) -> None:
+    """Returns when the cluster has taken them. `login` are settings of the client."""
     request = IncrementalAlterConfigsRequest(
         resources=[
             IncrementalAlterConfigsRequest.AlterConfigsResource(
@@ -32,5 +34,5 @@ def set_group_configs(bootstrap: str, group: str, configs: Mapping[str, str]) ->
         for each in response.responses:
             raise_for(each.error_code, each.error_message)
 
-    with ClusterClient(ClientSettings.from_properties({"bootstrap.servers": bootstrap})) as client:
+    with ClusterClient(ClientSettings.from_properties({"bootstrap.servers": bootstrap, **(login or {})})) as client:
         client.ask_any_broker(f"settings of group '{group}'", request, read)

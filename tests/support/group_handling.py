@@ -15,6 +15,7 @@ from millrace.cluster.planning import NewTopic
 from millrace.groups.coordinator import GroupCoordinator
 from millrace.groups.modern.groups import Surroundings
 from millrace.groups.settings import GroupSettings, GroupTimes
+from millrace.handlers import registry
 from millrace.handlers.context import RequestContext, Services
 from millrace.metadata.deltas import ResourceType
 from millrace.replication.state_topic import breathe
@@ -44,6 +45,7 @@ class GroupHandling:
             version=version,
             client_host="10.0.0.7",
             listener="PLAINTEXT",
+            needs=registry.load()[request.api_key].needs,
         )
         answer = handler(context, sent)
         if inspect.isawaitable(answer):

@@ -21,8 +21,13 @@ from millrace.cluster.planning import Plan
 from millrace.cluster.presence import Presence
 from millrace.cluster.survey import Questions, Survey
 from millrace.config import BrokerConfig
+from millrace.handlers import registry
 from millrace.handlers.context import RequestContext, Services
 from millrace.metadata.embedded import EmbeddedStore
+from millrace.metadata.store import MetadataStore
+from millrace.security.authorizer import NO_AUTHORIZER
+from millrace.security.metering import ClientQuotas
+from millrace.security.sessions import ANONYMOUS, Session
 from millrace.wire.codec import decode, encode
 from millrace.wire.frame import RequestHeader
 from support.metadata import running_controller
@@ -45,6 +50,7 @@ class Handling:
         *,
         listener: str = "PLAINTEXT",
         client_id: str = "test",
+        session: Session = ANONYMOUS,
     ) -> Any:
         """The response to `request`, both of them encoded and decoded at `version`."""
         sent, _ = decode(type(request), version, memoryview(encode(request, version)), 0)
@@ -54,6 +60,8 @@ class Handling:
             version=version,
             client_host="127.0.0.1",
             listener=listener,
+            needs=registry.load()[request.api_key].needs,
+            session=session,
         )
         answer = handler(context, sent)
         if inspect.isawaitable(answer):
@@ -63,9 +71,15 @@ class Handling:
 
 
 @asynccontextmanager
-async def handling(settings: Mapping[str, str] | None = None, **services: Any) -> AsyncIterator[Handling]:
+async def handling(
+    settings: Mapping[str, str] | None = None,
+    *,
+    store: MetadataStore | None = None,
+    deltas_per_snapshot: int = 1000,
+    **services: Any,
+) -> AsyncIterator[Handling]:
     """A running controller with its services; `services` adds or replaces some."""
-    async with running_controller(settings=settings) as controller:
+    async with running_controller(store, settings, deltas_per_snapshot=deltas_per_snapshot) as controller:
         parts: dict[str, Any] = {
             "config": controller._config,
             "clock": SystemClock(),
@@ -73,6 +87,9 @@ async def handling(settings: Mapping[str, str] | None = None, **services: Any) -
             "controller": controller,
             "advertised": lambda _listener: ("told.example", 19092),
             "presence": Presence(SystemClock()),
+            "authorizer": NO_AUTHORIZER,
+            "audit": None,
+            "quotas": ClientQuotas(),
             **services,
         }
 
@@ -133,5 +150,8 @@ def deciding(image: ClusterImage, settings: Mapping[str, str] | None = None) -> 
         controller=controller,
         advertised=lambda _listener: ("told.example", 19092),
         presence=Presence(SystemClock()),
+        authorizer=NO_AUTHORIZER,
+        audit=None,
+        quotas=ClientQuotas(),
     )
     return Handling(controller, cast("Services", services))

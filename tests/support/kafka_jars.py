@@ -49,6 +49,8 @@ SHARE_GROUPS = "org.apache.kafka.tools.consumer.group.ShareGroupCommand"
 CONSOLE_SHARE_CONSUMER = "org.apache.kafka.tools.consumer.ConsoleShareConsumer"
 VERIFIABLE_SHARE_CONSUMER = "org.apache.kafka.tools.VerifiableShareConsumer"
 SHARE_CONSUMER_PERFORMANCE = "org.apache.kafka.tools.ShareConsumerPerformance"
+ACLS = "org.apache.kafka.tools.AclCommand"
+DELEGATION_TOKENS = "org.apache.kafka.tools.DelegationTokenCommand"
 TRANSACTIONS = "org.apache.kafka.tools.TransactionsCommand"
 TRANSACTIONAL_COPIER = "org.apache.kafka.tools.TransactionalMessageCopier"
 

@@ -12,11 +12,13 @@ from typing import Any, cast
 from millrace.clock import ManualClock
 from millrace.config import BrokerConfig
 from millrace.errors import ApiError, ErrorCode
+from millrace.handlers import registry
 from millrace.handlers.context import RequestContext, Services
 from millrace.handlers.fetch_sessions import FetchSessions
 from millrace.metadata.deltas import PartitionState
 from millrace.replication.partition import Partition
 from millrace.replication.watermark import Watermark
+from millrace.security.authorizer import NO_AUTHORIZER
 from millrace.storage.files import Files
 from millrace.storage.log import Log
 from millrace.storage.settings import FlushMode, LogConfig
@@ -69,6 +71,7 @@ class LedPartitions:
             produce_lines={},
             groups=None,
             image=SimpleNamespace(brokers={}),
+            authorizer=NO_AUTHORIZER,
         )
 
     def _find(self, key: str, index: int) -> Partition:
@@ -81,7 +84,8 @@ class LedPartitions:
 
     def context(self, key: ApiKey, version: int, peer: Connection | None = None) -> RequestContext:
         header = RequestHeader(key, version, 1, "test")
-        return RequestContext(cast(Services, self.services), header, version, "127.0.0.1", "PLAINTEXT", cast(Any, peer))
+        services, needs = cast(Services, self.services), registry.load()[key].needs
+        return RequestContext(services, header, version, "127.0.0.1", "PLAINTEXT", cast(Any, peer), needs=needs)
 
     def flush(self) -> None:
         for partition in self.partitions.values():

@@ -10,8 +10,8 @@ from typing import Any, Self
 
 from hypothesis import strategies as st
 
-from millrace.cluster.channel import broker_named
 from millrace.cluster.controller import Controller, IsrProposal
+from millrace.cluster.dialer import broker_named
 from millrace.cluster.elections import LogEnd, PartitionKey
 from millrace.cluster.image import ClusterImage
 from millrace.cluster.planning import NewTopic
@@ -28,6 +28,9 @@ from millrace.metadata.deltas import (
 )
 from millrace.metadata.embedded import Database, EmbeddedStore
 from millrace.metadata.store import BrokerRegistration, Fenced, Membership, MetadataStore, SessionState
+from millrace.security.acls import Acl, Operation, PatternKind, Permission, ResourceKind
+from millrace.security.scram import ScramCredential
+from millrace.security.tokens import DelegationToken
 from millrace.wire.codec import decode
 from millrace.wire.frame import encode_response, read_request_header
 from millrace.wire.keys import ApiKey
@@ -57,6 +60,26 @@ partition_states = st.builds(
     st.lists(st.integers(0, 9), max_size=2, unique=True).map(tuple),
 )
 endpoints = st.builds(Endpoint, texts, texts, st.integers(0, 65535), st.sampled_from(["PLAINTEXT", "SSL"]))
+secrets = st.binary(max_size=8)
+credentials = st.builds(ScramCredential, secrets, secrets, secrets, st.integers(4096, 16384))
+acls = st.builds(
+    Acl,
+    st.sampled_from([ResourceKind.TOPIC, ResourceKind.GROUP]),
+    st.sampled_from(["a", "ab", "*"]),
+    st.sampled_from([PatternKind.LITERAL, PatternKind.PREFIXED]),
+    st.sampled_from(["User:a", "User:*"]),
+    st.just("*"),
+    st.sampled_from([Operation.READ, Operation.ALL]),
+    st.sampled_from([Permission.ALLOW, Permission.DENY]),
+)
+tokens = st.builds(
+    DelegationToken,
+    st.sampled_from(["t1", "t2", "t3"]),
+    texts,
+    texts,
+    st.lists(texts, max_size=2).map(tuple),
+    *[st.integers(0, 2**62)] * 3,
+)
 uuids = st.integers(min_value=2, max_value=2**128 - 1).map(lambda number: uuid.UUID(int=number))
 
 

@@ -72,9 +72,12 @@ class Server:
 
     name = "server"
 
-    def __init__(self, settings: Mapping[str, str] | None = None) -> None:
+    def __init__(self, settings: Mapping[str, str] | None = None, protocols: Sequence[str] = ()) -> None:
+        """`protocols` are those of further listeners (`SSL`, or `NAME:SSL`); PLAINTEXT is there in any case."""
         self.settings = dict(settings or {})
         self.port = 0
+        self.protocols = {each.partition(":")[0]: each.rpartition(":")[2] for each in protocols}
+        self.ports = dict(zip(self.protocols, free_ports(HOST, len(protocols)), strict=True)) if protocols else {}
         self.start_s = 0.0
         self.home = Path(tempfile.mkdtemp(prefix=f"{self.name}-"))
         self.log_path = self.home / "server.log"
@@ -106,6 +109,18 @@ class Server:
         if self._process is None:
             raise ServerFailed(f"{self.name} is not running")
         return self._process.pid
+
+    @property
+    def listeners(self) -> str:
+        """Of clients, as the setting has them."""
+        return ",".join(f"{name}://{HOST}:{port}" for name, port in {"PLAINTEXT": self.port, **self.ports}.items())
+
+    @property
+    def protocol_map(self) -> str:
+        return ",".join(f"{name}:{protocol}" for name, protocol in {"PLAINTEXT": "PLAINTEXT", **self.protocols}.items())
+
+    def bootstrap_of(self, listener: str) -> str:
+        return f"{HOST}:{self.ports[listener]}"
 
     def partition_dir(self, topic: str, index: int) -> Path:
         """Where the segments of a partition lie."""
@@ -184,7 +199,9 @@ class MillraceServer(Server):
             (self.port,) = free_ports(HOST, 1)
 
     def _command(self) -> Sequence[str]:
-        settings = [part for name, value in self.settings.items() for part in ("--set", f"{name}={value}")]
+        named = {"listeners": self.listeners, "listener.security.protocol.map": self.protocol_map}
+        values = {**(named if self.ports else {}), **self.settings}
+        settings = [part for name, value in values.items() for part in ("--set", f"{name}={value}")]
         data = str(self.home / "data")
         return [sys.executable, "-m", "millrace", "up", "--port", str(self.port), "--data", data, *settings]
 
@@ -202,8 +219,14 @@ class KafkaServer(Server):
 
     name = "kafka"
 
-    def __init__(self, jars: KafkaJars, settings: Mapping[str, str] | None = None, heap: str = "1G") -> None:
-        super().__init__(settings)
+    def __init__(
+        self,
+        jars: KafkaJars,
+        settings: Mapping[str, str] | None = None,
+        heap: str = "1G",
+        protocols: Sequence[str] = (),
+    ) -> None:
+        super().__init__(settings, protocols)
         self._jars = jars
         self._heap = heap
         self._properties = self.home / "server.properties"
@@ -216,10 +239,10 @@ class KafkaServer(Server):
             "process.roles": "broker,controller",
             "node.id": "1",
             "controller.quorum.voters": f"1@{HOST}:{controller_port}",
-            "listeners": f"PLAINTEXT://{HOST}:{self.port},CONTROLLER://{HOST}:{controller_port}",
-            "advertised.listeners": f"PLAINTEXT://{HOST}:{self.port}",
+            "listeners": f"{self.listeners},CONTROLLER://{HOST}:{controller_port}",
+            "advertised.listeners": self.listeners,
             "controller.listener.names": "CONTROLLER",
-            "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
+            "listener.security.protocol.map": f"CONTROLLER:PLAINTEXT,{self.protocol_map}",
             "log.dirs": str(self.home / "data"),
             "num.network.threads": "3",
             "num.io.threads": "8",

@@ -9,14 +9,16 @@ import secrets
 import socket
 import struct
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from kazoo.client import KazooClient
 from kazoo.protocol.serialization import Close, Connect
 
 from millrace.local.zookeeper import ZooKeeperServers
 from millrace.metadata.zookeeper import ZooKeeperStore
+from millrace.metadata.zookeeper_access import OPEN, ZooKeeperAccess
 
 
 @pytest.fixture(scope="session")
@@ -31,6 +33,19 @@ def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperSer
 def zookeeper_hosts(zookeeper: ZooKeeperServers) -> str:
     """An address with a path that no other test uses."""
     return f"{zookeeper.hosts}/test-{secrets.token_hex(6)}"
+
+
+@contextmanager
+def looking_at(hosts: str, access: ZooKeeperAccess = OPEN) -> Iterator[KazooClient]:
+    """A client that sees the znodes as they are."""
+    login = [("digest", f"{access.username}:{access.password}")] if access.username else None
+    client = KazooClient(hosts, timeout=10, auth_data=login)
+    client.start(30)
+    try:
+        yield client
+    finally:
+        client.stop()
+        client.close()
 
 
 def expire(store: ZooKeeperStore, hosts: str | None = None) -> None:

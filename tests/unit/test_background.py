@@ -27,7 +27,7 @@ from support.one_loop import Brokers, until
 OF_EVERY_BROKER = {
     "retention", "compaction", "checkpoints", "high watermarks", "disk space", "disk reports",
     "metadata-follow", "metadata-write", "membership", "sessions", "registrations",
-    "leader-rebalance", "internal-topics", "recovery",
+    "leader-rebalance", "internal-topics", "recovery", "expired-tokens",
     "isr-proposals", "isr-check",
     "idle-sweep-PLAINTEXT",
     "coordinating __consumer_offsets-N", "offset expiry",

@@ -33,7 +33,6 @@ from millrace.config import (
     validate_dynamic_broker,
     validate_overrides,
 )
-from millrace.config.files import SUPPORTED_SECURITY_PROTOCOLS
 from millrace.config.page import configuration_markdown
 from millrace.errors import ConfigError
 
@@ -181,9 +180,23 @@ def test_kafkas_settings_without_effect_are_known_checked_and_described() -> Non
     assert entries["delegation.token.secret.key"].sensitive
 
 
-def test_an_authorizer_is_not_ignored() -> None:
-    with pytest.raises(ConfigError, match=r"authorizer\.class\.name=.*must be empty"):
-        BrokerConfig({"authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer"})
+@pytest.mark.parametrize("name", ["com.example.Ranger", "com.example.NoStandardAuthorizer", "StandardAuthorizer.Fake"])
+def test_an_authorizer_that_is_not_known_is_not_ignored(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"authorizer\.class\.name=.*must be empty, or name"):
+        BrokerConfig({"authorizer.class.name": name})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "StandardAuthorizer",
+        "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "kafka.security.authorizer.AclAuthorizer",
+    ],
+)
+def test_kafkas_authorizers_are_known(name: str) -> None:
+    assert BrokerConfig({"authorizer.class.name": name}).get("authorizer.class.name") == name
 
 
 def test_derived_advertised_listeners_are_no_default() -> None:
@@ -428,7 +441,7 @@ def test_listeners() -> None:
         {"listeners": "PLAINTEXT://localhost:70000"},
         {"listeners": "PLAINTEXT://a:1,PLAINTEXT://b:2"},
         {"listeners": "NOBODY://:9092"},
-        {"listeners": "SASL_SSL://:9092"},
+        {"listeners": "INSIDE://:9092", "listener.security.protocol.map": "INSIDE:TLS"},
         {"listener.security.protocol.map": "PLAINTEXT"},
         {
             "advertised.listeners": "OTHER://a:1",
@@ -447,6 +460,20 @@ def test_bad_listeners(values: dict[str, str]) -> None:
 # --- documentation ----------------------------------------------------------------------------------------------------
 
 
+def test_the_listener_of_brokers_is_named_in_one_of_two_ways() -> None:
+    listeners = {
+        "listeners": "INNER://:9092,PLAINTEXT://:9093",
+        "listener.security.protocol.map": "INNER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
+    }
+    by_name, by_protocol = {"inter.broker.listener.name": "INNER"}, {"security.inter.broker.protocol": "PLAINTEXT"}
+    assert BrokerConfig(listeners).inter_broker_listener == "INNER"
+    assert BrokerConfig({**listeners, **by_name}).inter_broker_listener == "INNER"
+    assert BrokerConfig({**listeners, **by_protocol}).inter_broker_listener == "PLAINTEXT"
+    for wrong in ({**by_name, **by_protocol}, {"security.inter.broker.protocol": "SASL_SSL"}):
+        with pytest.raises(ConfigError, match=r"security\.inter\.broker\.protocol"):
+            BrokerConfig({**listeners, **wrong})
+
+
 def test_the_checked_in_page_is_current() -> None:
     page = Path(__file__).parents[2] / "docs" / "configuration.md"
     assert page.read_text(encoding="utf-8") == configuration_markdown(), "run `make docs` > docs/configuration.md"
@@ -458,4 +485,3 @@ def test_documentation_fits_a_table_row() -> None:
             assert setting.doc.endswith(".") or "..." in setting.doc or setting.doc.endswith("*"), setting.name
             assert "|" not in setting.doc and "\n" not in setting.doc
     assert Kind.PASSWORD in {setting.kind for setting in BROKER_SETTINGS.values()}
-    assert {"PLAINTEXT"} == SUPPORTED_SECURITY_PROTOCOLS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -42,9 +43,14 @@ def broker(
         raise CommandError(f"there is no file '{config}'")
     from millrace.cli.serve import configure_logging, serve
     from millrace.config import BrokerConfig
+    from millrace.security import exposure
 
     configure_logging(log_level)
-    loaded = BrokerConfig.load(config, name_values(settings, "--set"))
+    given = name_values(settings, "--set")
+    loaded = BrokerConfig.load(config, given)
+    for warning in (exposure.open_listeners_text(loaded), exposure.secrets_text(given)):
+        if warning:
+            logging.getLogger(__name__).warning("%s", warning)
     if migrate:
         _migrate(loaded)
     serve(loaded, pid_file=pid_file)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
+from millrace.cli.entry import refuse_other_protocol
 from millrace.cli.output import CommandError
 from millrace.cli.profiles import unreachable_text
 from millrace.client.blocking import BlockingConnection
@@ -82,6 +83,8 @@ class Administration:
             except ApiError as error:
                 if error.code not in _NOBODY_THERE:
                     raise
+                if error.code == ErrorCode.NETWORK_EXCEPTION and failure is None:
+                    refuse_other_protocol(address, self._settings.security.protocol)
                 failure = error
                 continue
             # Whoever answered is asked first the next time.
@@ -110,7 +113,7 @@ class Administration:
                 client_id=self._settings.client_id,
                 connect_timeout_ms=self._settings.connect_timeout_ms,
                 ssl=self._ssl,
-                authenticate=self._sasl,
+                sasl=self._sasl,
             )
         return connection
 

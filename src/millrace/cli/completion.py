@@ -93,6 +93,18 @@ def _transaction_states(_: Any) -> Iterable[str]:
     return STATES
 
 
+def _operations(_: Any) -> Iterable[str]:
+    from millrace.cli.acl_rules import OPERATIONS
+
+    return OPERATIONS
+
+
+def _scram_mechanisms(_: Any) -> Iterable[str]:
+    from millrace.cli.users import MECHANISMS
+
+    return MECHANISMS
+
+
 def _log_levels(_: Any) -> Iterable[str]:
     from millrace.cli.serve import LOG_LEVELS
 
@@ -105,7 +117,14 @@ _ARGUMENTS: Final[dict[str, _Words]] = {
     "NAME|FILE.py": _pipelines,
     "TRANSACTIONAL_ID": _transactional_ids,
 }
-_OPTIONS: Final[dict[str, _Words]] = {"--topic": _topics, "--group": _groups, "--queue": _groups}
+_OPTIONS: Final[dict[str, _Words]] = {
+    "--topic": _topics,
+    "--group": _groups,
+    "--queue": _groups,
+    "--transactional-id": _transactional_ids,
+    "--operation": _operations,
+    "--mechanism": _scram_mechanisms,
+}
 _METAVARS: Final[dict[str, _Words]] = {"TRANSACTION-STATE": _transaction_states}
 _CHOICES: Final[dict[str, _Words]] = {
     "--type": _group_types,

@@ -1,15 +1,14 @@
 """The door of the command line to a cluster: librdkafka clients with sane settings, and its errors in plain words.
 
-librdkafka reports an unreachable broker by retrying in the background and logging, which is wrong for a command that a
-person waits for. So a command first tries a plain TCP connection, and afterwards library logs are dropped unless
-MILLRACE_DEBUG is set.
+librdkafka reports an unreachable broker, or one that does not let it in, by retrying in the background and logging,
+which is wrong for a command that a person waits for. So a command first sees whether it is let in (`cli.entry`), and
+afterwards library logs are dropped unless MILLRACE_DEBUG is set.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import socket
 from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any, Final, TypeVar
@@ -17,12 +16,10 @@ from typing import Any, Final, TypeVar
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
+from millrace.cli.entry import CLIENT_ID, require_entry
 from millrace.cli.output import CommandError
-from millrace.cli.profiles import unreachable_text
 
 REQUEST_TIMEOUT_S: Final = 15.0
-_CONNECT_TIMEOUT_S: Final = 3.0
-_CLIENT_ID: Final = "millrace-cli"
 
 # The library's own conditions (not the protocol's) have names with an underscore; they are documented and stable.
 _BROKEN: Final = frozenset({KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN})  # noqa: SLF001
@@ -32,27 +29,11 @@ _PARTITION_END: Final = KafkaError._PARTITION_EOF  # noqa: SLF001
 T = TypeVar("T")
 
 
-def require_reachable(bootstrap: str) -> None:
-    """Fail now, with a reason, when no bootstrap address accepts a connection."""
-    reason = "no address given"
-    for address in bootstrap.split(","):
-        host, colon, port = address.strip().rpartition(":")
-        if not colon or not port.isdigit():
-            raise CommandError(f"--bootstrap wants HOST:PORT, not '{address}'", exit_code=2)
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT_S).close()
-        except OSError as error:
-            reason = error.strerror or str(error)
-        else:
-            return
-    raise CommandError(f"no broker answers at {bootstrap} ({reason}){unreachable_text(bootstrap)}")
-
-
 def client_settings(bootstrap: str, overrides: Mapping[str, str]) -> dict[str, Any]:
     """What every client of the command line is configured with; the user's `--client` settings win."""
     return {
         "bootstrap.servers": bootstrap,
-        "client.id": _CLIENT_ID,
+        "client.id": CLIENT_ID,
         "socket.connection.setup.timeout.ms": 5000,
         "log.connection.close": False,
         **overrides,
@@ -71,17 +52,17 @@ def _logger() -> logging.Logger:
 
 
 def open_admin(bootstrap: str, overrides: Mapping[str, str]) -> AdminClient:
-    require_reachable(bootstrap)
+    require_entry(bootstrap, overrides)
     return AdminClient(client_settings(bootstrap, overrides), logger=_logger())
 
 
 def open_producer(bootstrap: str, settings: Mapping[str, Any]) -> Producer:
-    require_reachable(bootstrap)
+    require_entry(bootstrap, settings)
     return Producer({**client_settings(bootstrap, {}), **settings}, logger=_logger())
 
 
 def open_consumer(bootstrap: str, settings: Mapping[str, Any]) -> Consumer:
-    require_reachable(bootstrap)
+    require_entry(bootstrap, settings)
     return Consumer({**client_settings(bootstrap, {}), **settings}, logger=_logger())
 
 

@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from millrace.cli import profiles
 from millrace.cli.jsonrecords import bytes_to_json
-from millrace.cli.output import CommandError
+from millrace.cli.output import HIDDEN, CommandError
 from millrace.cli.times import iso_utc
 from millrace.cli.transaction_log import describe_transaction_state
 from millrace.errors import ApiError, ProtocolError
@@ -26,6 +27,7 @@ from millrace.model import TRANSACTION_STATE_TOPIC, decode_uuid, encode_uuid
 from millrace.records.batch import HEADER_BYTES, Batch, crc_matches, read_header, split
 from millrace.records.control import decode_end_marker
 from millrace.records.decode import Record, iter_records
+from millrace.security import exposure
 from millrace.storage import checkpoint, directory, move, names
 from millrace.storage.files import Files
 from millrace.storage.index import OffsetIndex, TimeIndex
@@ -394,7 +396,22 @@ def _change_set(entry: Entry, data: bytes, records: bool) -> Iterator[Entry]:
     yield {**entry, "size": len(data), "changes": [kind for kind, _ in changes]}
     if records:
         for kind, fields in changes:
-            yield {"is": "change", "change": kind, "fields": fields}
+            yield {"is": "change", "change": kind, "fields": _without_secrets(kind, fields)}
+
+
+def _without_secrets(kind: str, fields: dict[str, Any]) -> dict[str, Any]:
+    """What is kept of passwords, and settings that are secrets, are in the file for the broker alone."""
+    if kind == "scram_changed" and fields.get("credential") is not None:
+        return {**fields, "credential": HIDDEN}
+    if kind == "config_changed":
+        values = fields.get("values", [])
+        return {**fields, "values": [[name, HIDDEN if _is_secret(name) else value] for name, value in values]}
+    return fields
+
+
+def _is_secret(name: str) -> bool:
+    """By the table, and for a name that is not there any more by what it says."""
+    return exposure.is_secret(name) or profiles.is_secret(name)
 
 
 _ASIDE: Final = {

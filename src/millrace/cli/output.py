@@ -19,6 +19,8 @@ from typing import Any, Final
 
 from millrace.errors import MillraceError
 
+HIDDEN: Final = "********"
+"""Instead of a secret."""
 _GAP: Final = "  "
 _BOLD: Final = "\x1b[1m"
 _PLAIN: Final = "\x1b[0m"
@@ -151,7 +153,7 @@ def _printable(text: str) -> str:
 
 
 def _is_number(cell: str) -> bool:
-    return re.fullmatch(r"-|-?[\d,.]+( [kMGT]?B)?( \+ \?)?", cell) is not None
+    return re.fullmatch(r"-|-?[\d,]+(\.\d+)?( [kMGT]?B)?( \+ \?)?", cell) is not None
 
 
 def size_text(size_bytes: float) -> str:

@@ -148,9 +148,12 @@ def run(
         if not file.is_file():
             raise CommandError(f"--py-file: there is no file {file}", exit_code=2)
     if pipeline.names_topics and create_topics:
-        from millrace.cli.connection import require_reachable
+        from millrace.cli.entry import require_entry
 
-        require_reachable(values[f"{CLIENT_PREFIX}bootstrap.servers"])  # before Spark takes its seconds to start
+        client = {
+            key.removeprefix(CLIENT_PREFIX): value for key, value in values.items() if key.startswith(CLIENT_PREFIX)
+        }
+        require_entry(client["bootstrap.servers"], client)  # before Spark takes its seconds to start
     print_remark(f"pipeline {pipeline.name} on {master}; checkpoints in {values['checkpoint']}")
     spark = _session(f"millrace-{pipeline.name}", master, settings)
     try:

@@ -5,16 +5,16 @@ Here are the commands; the file, and how other commands come by a profile, are i
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from millrace.cli.options import Client, Json, Yes, confirm, name_values
-from millrace.cli.output import CommandError, print_json, print_table
+from millrace.cli.output import HIDDEN, CommandError, print_json, print_table
 from millrace.cli.profiles import Profile, Profiles, is_secret, profiles_path, read_profiles, write_profiles
-
-HIDDEN = "********"
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Keep addresses and logins of clusters under names.")
 
@@ -67,8 +67,9 @@ def describe(profile: Profile, *, secrets: bool) -> dict[str, Any]:
 
 @app.command(
     "set",
-    epilog="Example: `millrace profile set production -b broker1:9092 -X security.protocol=SSL`, then "
-    "`millrace profile use production`, or `millrace topics list --profile production`",
+    epilog="Examples: `millrace profile set production -b broker1:9092 -X security.protocol=SSL`, then "
+    "`millrace profile use production`, or `millrace topics list --profile production`; "
+    "`millrace profile set admin --from millrace-data/security/admin.json`",
 )
 def set_profile(
     name: Name,
@@ -77,16 +78,47 @@ def set_profile(
         str | None, typer.Option("--bootstrap", "-b", metavar="HOST:PORT,...", help="Where the cluster answers.")
     ] = None,
     client: Client = None,
+    source: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="FILE",
+            help="Client settings from a file, JSON or NAME=VALUE lines: passwords do not belong on a command line.",
+        ),
+    ] = None,
 ) -> None:
     """Make a profile, or change what is named in one; the rest of it stays."""
-    settings = name_values(client, "-X")  # of this profile, and not of the one in use
+    filed = {} if source is None else read_settings(source)
+    address = address or filed.pop("bootstrap.servers", None)
+    settings = {**filed, **name_values(client, "-X")}  # of this profile, and not of the one in use
     if address is None and not settings:
-        raise CommandError("nothing to set: give --bootstrap HOST:PORT or --client NAME=VALUE", exit_code=2)
+        raise CommandError(
+            "nothing to set: give --bootstrap HOST:PORT, --client NAME=VALUE or --from FILE", exit_code=2
+        )
     profiles = read_profiles()
     known = profiles.profiles.get(name, Profile(name))
     changed = replace(known, bootstrap=address or known.bootstrap, client={**known.client, **settings})
     write_profiles(replace(profiles, profiles={**profiles.profiles, name: changed}))
     print(f"{'changed' if name in profiles.profiles else 'created'} profile {name}")
+
+
+def read_settings(path: Path) -> dict[str, str]:
+    """Settings of a client, as librdkafka names them, from a file."""
+    from millrace.config.files import parse_properties
+
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise CommandError(f"cannot read {path}: {error.strerror or error}") from None
+    try:
+        found = json.loads(text) if path.suffix == ".json" else parse_properties(text)
+    except ValueError as error:
+        raise CommandError(f"{path} is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise CommandError(f"{path} is not an object of names and values")
+    if "sasl.jaas.config" in found:
+        raise CommandError(f"{path} is for Java (sasl.jaas.config): commands want sasl.username and sasl.password")
+    return {str(name): str(value) for name, value in found.items()}
 
 
 @app.command(epilog="Examples: `millrace profile use production`; `millrace profile use --none`")

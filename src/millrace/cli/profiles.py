@@ -36,7 +36,9 @@ from millrace.cli.output import CommandError
 
 CONFIG_VARIABLE: Final = "MILLRACE_CONFIG"
 PROFILE_VARIABLE: Final = "MILLRACE_PROFILE"
-_SECRET_WORDS: Final = ("password", "secret", "jaas", "token")
+_SECRET_WORDS: Final = (
+    "password", "passphrase", "secret", "jaas", "token", "key.pem", "keystore.key", "oauthbearer.config",
+)  # fmt: skip
 _BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
 _GIVEN: Final = frozenset({"COMMANDLINE", "ENVIRONMENT"})
 
@@ -242,4 +244,4 @@ def _key(text: str) -> str:
 
 def is_secret(setting: str) -> bool:
     """Whether the value of a setting is not to be shown."""
-    return any(word in setting for word in _SECRET_WORDS)
+    return any(word in setting.lower() for word in _SECRET_WORDS)

@@ -21,7 +21,7 @@ from typing import ClassVar, Final
 import typer
 
 from millrace.cli import config_values
-from millrace.cli.connection import require_reachable
+from millrace.cli.entry import require_entry
 from millrace.cli.output import CommandError, count_text, print_remark
 from millrace.cli.queue_exec import Ending, Tally, check_command, ending_of, exit_text, rest_s, run_command
 from millrace.cli.template import ReceivedRecord
@@ -77,7 +77,7 @@ class Stopping:
 
 def open_client(bootstrap: str, overrides: Mapping[str, str]) -> ClusterClient:
     """The project's own client, which knows share groups; it reads the same settings as the library's."""
-    require_reachable(bootstrap)
+    require_entry(bootstrap, overrides)
     properties = {"bootstrap.servers": bootstrap, "client.id": "millrace-cli", **overrides}
     return ClusterClient(ClientSettings.from_properties(properties))
 

@@ -45,15 +45,23 @@ def configure_logging(level: str) -> None:
     )
 
 
-def serve(config: BrokerConfig, *, pid_file: Path | None, ready: Callable[[str], object] = lambda _: None) -> None:
-    """Start a broker, announce it (`ready` gets the address), and return after it has been stopped by a signal.
+def serve(
+    config: BrokerConfig,
+    *,
+    pid_file: Path | None,
+    ready: Callable[[str], object] = lambda _: None,
+    told: Callable[[str], object] = lambda _: None,
+) -> None:
+    """Start a broker, announce it, and return after it has been stopped by a signal.
+
+    `ready` gets the address before the ready line is printed, `told` afterwards.
 
     CommandError when the broker itself cannot go on.
     """
     import uvloop
 
     keep_freed_memory()
-    failure = uvloop.run(_serve(config, pid_file, ready))
+    failure = uvloop.run(_serve(config, pid_file, ready, told))
     if failure is not None:
         raise CommandError(f"the broker has stopped: {failure}")
 
@@ -74,7 +82,9 @@ def keep_freed_memory() -> bool:
     return bool(mallopt(_M_MMAP_THRESHOLD, MAPPED_FROM_BYTES) and mallopt(_M_TRIM_THRESHOLD, KEPT_FREE_BYTES))
 
 
-async def _serve(config: BrokerConfig, pid_file: Path | None, ready: Callable[[str], object]) -> str | None:
+async def _serve(
+    config: BrokerConfig, pid_file: Path | None, ready: Callable[[str], object], told: Callable[[str], object]
+) -> str | None:
     import asyncio
 
     from millrace.broker import Broker
@@ -97,6 +107,7 @@ async def _serve(config: BrokerConfig, pid_file: Path | None, ready: Callable[[s
         _write_pid(pid_file)
         ready(broker.bootstrap)
         print(f"ready bootstrap={broker.bootstrap}", flush=True)
+        told(broker.bootstrap)
         waiting = [awaited(event.wait()) for event in (stopping, broker.failed)]
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         for task in waiting:

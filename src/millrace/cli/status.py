@@ -50,6 +50,7 @@ def describe(folder: Folder, holder: Holder | None, brokers: list[BrokerState]) 
         "pid": None if holder is None else holder.pid,
         "since_ms": None if holder is None else holder.since_ms,
         "bootstrap": None if holder is None else holder.bootstrap or None,
+        "security": str(folder.security) if folder.security.is_dir() else None,
         "brokers": [
             {
                 "broker": broker.broker_id,
@@ -72,6 +73,8 @@ def _print(folder: Folder, holder: Holder | None, brokers: list[BrokerState]) ->
         print(f"starting in {folder.path} (pid {holder.pid})")
     else:
         print(f"running in {folder.path} for {_ago(holder.since_ms)} (pid {holder.pid})")
+    if folder.security.is_dir():
+        print(f"clients need TLS and a login: {folder.security}")
     if brokers:
         rows = [
             [

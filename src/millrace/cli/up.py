@@ -12,13 +12,14 @@ Detached, the same command runs in a process of its own that outlives this one; 
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -31,21 +32,24 @@ from millrace.clock import Clock, SystemClock
 
 if TYPE_CHECKING:
     from millrace.cluster.image import ClusterImage
+    from millrace.config import BrokerConfig
     from millrace.local.brokers import BrokerProcess
     from millrace.local.cluster import LocalCluster
     from millrace.local.folder import Folder, Use
+    from millrace.local.secured import Secured
 
 FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 30.0
 SETTLED_S: Final = 60.0
 """A broker that ran this long was no failed start."""
 _LOOK_EVERY_S: Final = 0.1
+_SETTINGS: Final = "MILLRACE_UP_SETTINGS"
 
 app = typer.Typer(add_completion=False)
 
 
 @app.command(
-    epilog="Examples: `millrace up --detach` in the background, until `millrace down`; "
+    epilog="Examples: `millrace up --detach` in the background, until `millrace down`; `millrace up --secure`; "
     "`millrace up --brokers 3 --data /var/tmp/millrace --set num.partitions=4`"
 )
 def up(
@@ -86,6 +90,14 @@ def up(
     zookeeper_nodes: Annotated[
         int, typer.Option("--zookeeper-nodes", help="1, or 3 for an ensemble that survives the loss of one.")
     ] = 1,
+    secure: Annotated[
+        bool,
+        typer.Option(
+            "--secure",
+            help="With TLS, logins and rights: makes certificates and users in DATA/security, and says on a line "
+            "`security=DIR` after `ready` where the settings of clients are. A folder that was started so stays so.",
+        ),
+    ] = False,
     restart: Annotated[bool, typer.Option("--restart", help="Start a broker of a cluster again when it dies.")] = False,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A broker setting, repeatable.")
@@ -105,11 +117,17 @@ def up(
     from millrace.cli.serve import check_log_level
     from millrace.config import BrokerConfig
     from millrace.local.folder import Folder
+    from millrace.security import exposure
 
     given = name_values(settings, "--set")
     if log_level is not None:
         check_log_level(log_level)
-    BrokerConfig(given)  # a mistake is one line here instead of one in every broker's log
+    if remark := exposure.secrets_text(given):
+        print_remark(f"millrace: {remark}")
+    given |= _handed_over()
+    address = f"[{host}]" if ":" in host else host
+    # A mistake is one line here instead of one in every broker's log.
+    config = BrokerConfig({"listeners": f"PLAINTEXT://{address}:{port}", **given})
     folder = Folder(data)
     if detach:
         optional = {"--brokers": brokers, "--zookeeper": zookeeper, "--log-level": log_level}
@@ -117,16 +135,19 @@ def up(
             *("--port", str(port), "--host", host, "--data", folder.name),
             *("--zookeeper-nodes", str(zookeeper_nodes)),
             *(word for name, value in optional.items() if value is not None for word in (name, str(value))),
-            *(word for pair in settings or () for word in ("--set", pair)),
         ]
-        _detach(folder, [*words, "--restart"] if restart else words)
+        flags = [flag for flag, given in (("--restart", restart), ("--secure", secure)) if given]
+        _detach(folder, [*words, *flags], given)
         return
     with folder.use() as use:
         start = what_to_start(folder, brokers, zookeeper)
         if start.remark:
             print_remark(f"millrace: {start.remark}")
+        secured = _secured(folder, host, wanted=secure)
+        if secured is None and (remark := exposure.open_listeners_text(config)):
+            print_remark(f"millrace: {remark}")
         if start.is_single:
-            _run_single(folder, use, host, port, given, log_level or "warning")
+            _run_single(folder, use, host, port, given, log_level or "warning", secured)
         else:
             from millrace.local.cluster import LocalCluster
 
@@ -139,8 +160,9 @@ def up(
                 zookeeper_nodes=zookeeper_nodes,
                 settings=given,
                 log_level=log_level or "info",
+                secured=secured,
             )
-            _run_cluster(cluster, use, restart=restart)
+            _run_cluster(cluster, use, restart=restart, secured=secured)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,33 +203,109 @@ def what_to_start(folder: Folder, brokers: int | None, zookeeper: str | None) ->
     return Start(wanted, zookeeper=zookeeper or folder.zookeeper_hosts, remark=remark)
 
 
-def _run_single(folder: Folder, use: Use, host: str, port: int, settings: dict[str, str], log_level: str) -> None:
+def _secured(folder: Folder, host: str, *, wanted: bool) -> Secured | None:
+    if not wanted and not folder.security.is_dir():
+        return None
+    from millrace.local.secured import secure
+
+    return secure(folder.path, host)
+
+
+def _tell_clients(directory: Path) -> None:
+    """Where the settings of clients are, and those of the application to copy."""
+    from millrace.local.secured import CLIENT_FILES
+
+    print(f"security={directory}", flush=True)
+    print_remark(f"millrace: TLS, logins by SCRAM-SHA-512, rights by ACLs; for clients, in {directory}:")
+    for name, what in CLIENT_FILES.items():
+        print_remark(f"  {name:<18} {what}")
+    _show_client_settings(directory)
+
+
+def _show_client_settings(directory: Path) -> None:
+    """The application's settings, to copy: there is a password in them, so for a person's eyes and not for a log."""
+    if sys.stderr.isatty():
+        path = directory / "client.properties"
+        print_remark(f"millrace: the application's {path.name}:\n{path.read_text()}")
+
+
+def _warn_of_stale(secured: Secured, users: Sequence[str]) -> None:
+    if users:
+        print_remark(
+            f"millrace: {', '.join(users)} cannot log in as the files in {secured.directory} say: the password was "
+            f"changed, or the user removed; write the right one into {secured.directory / 'users.json'}"
+        )
+
+
+def _run_single(
+    folder: Folder,
+    use: Use,
+    host: str,
+    port: int,
+    settings: dict[str, str],
+    log_level: str,
+    secured: Secured | None,
+) -> None:
     from millrace.cli.serve import configure_logging, serve
     from millrace.config import BrokerConfig
 
     configure_logging(log_level)
+    address = f"[{host}]" if ":" in host else host
     config = BrokerConfig.load(
         None,
         {
             "node.id": "1",
-            "listeners": f"PLAINTEXT://{host}:{port}",
+            "listeners": f"PLAINTEXT://{address}:{port}" if secured is None else secured.listener(address, port),
+            **({} if secured is None else secured.broker_settings()),
             "log.dirs": str(folder.data(1)),
             # One person's machine: the first consumer of a group should not wait for others to join.
             "group.initial.rebalance.delay.ms": "0",
             **settings,
         },
     )
-    serve(config, pid_file=folder.home(1) / "pid", ready=lambda bootstrap: use.ready({1: bootstrap}))
+    if secured is None:
+        serve(config, pid_file=folder.home(1) / "pid", ready=lambda bootstrap: use.ready({1: bootstrap}))
+        return
+    _warn_of_stale(secured, _prepare_single(secured, config))
+
+    def ready(bootstrap: str) -> None:
+        secured.write_client_files(bootstrap)
+        use.ready({1: bootstrap})
+
+    with secured.kept_valid():
+        serve(
+            config,
+            pid_file=folder.home(1) / "pid",
+            ready=ready,
+            told=lambda _: _tell_clients(secured.directory),
+        )
 
 
-def _run_cluster(cluster: LocalCluster, use: Use, *, restart: bool) -> None:
-    with _interrupted_by_signals():
+def _prepare_single(secured: Secured, config: BrokerConfig) -> list[str]:
+    import asyncio
+
+    from millrace.broker import store_for
+
+    async def prepare() -> list[str]:
+        clock = SystemClock()
+        return await secured.prepare(store_for(config, clock), clock)
+
+    return asyncio.run(prepare())
+
+
+def _run_cluster(cluster: LocalCluster, use: Use, *, restart: bool, secured: Secured | None) -> None:
+    with _interrupted_by_signals(), nullcontext() if secured is None else secured.kept_valid():
         try:
             bootstrap = cluster.start()
+            if secured is not None:
+                secured.write_client_files(bootstrap)
+                _warn_of_stale(secured, cluster.stale_users)
             use.ready({broker_id: broker.bootstrap or "" for broker_id, broker in cluster.brokers.items()})
             if cluster.migrated is not None and (remark := _migrated_text(cluster.migrated)):
                 print_remark(f"millrace: {remark}")
             print(f"ready bootstrap={bootstrap}", flush=True)
+            if secured is not None:
+                _tell_clients(secured.directory)
             Supervision(cluster, restart=restart).run()
         except KeyboardInterrupt:
             if not cluster.bootstrap:
@@ -236,8 +334,11 @@ def _end(cluster: LocalCluster) -> None:
 # --- in the background ------------------------------------------------------------------------------------------------
 
 
-def _detach(folder: Folder, options: list[str]) -> None:
-    """Run `up` with these options in a process that outlives this one, and return when it is ready."""
+def _detach(folder: Folder, options: list[str], settings: dict[str, str]) -> None:
+    """Run `up` with these options in a process that outlives this one, and return when it is ready.
+
+    Settings go in its environment, which others cannot read: a command line stands in the list of processes.
+    """
     if (holder := folder.holder()) is not None:
         raise CommandError(folder.in_use_text(holder))
     is_new = not folder.path.exists()
@@ -250,7 +351,11 @@ def _detach(folder: Folder, options: list[str]) -> None:
             stdout=log,
             stderr=log,
             start_new_session=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)},
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry),
+                _SETTINGS: json.dumps(settings),
+            },
         )
     try:
         ready = _wait_until_ready(process, lambda: _lines(folder.log_path, begin))
@@ -266,13 +371,23 @@ def _detach(folder: Folder, options: list[str]) -> None:
             print_remark(line)
         last = said[-1] if said else "no output"
         raise CommandError(last.removeprefix("millrace: error: "), exit_code=process.returncode or 1)
-    for line in said:
+    for line in said[: said.index(ready)]:  # what comes after it may not be there yet
         if line.startswith("millrace: "):
             print_remark(line)
     print(ready, flush=True)
+    if folder.security.is_dir():
+        print(f"security={folder.security}", flush=True)
+        print_remark(f"TLS, logins and rights are in force; the settings of clients are in {folder.security}")
+        _show_client_settings(folder.security)
     print_remark(
         f"it runs in the background, pid {process.pid}; log: {folder.name}/log; to end it: millrace down{folder.option}"
     )
+
+
+def _handed_over() -> dict[str, str]:
+    """The settings of a process that `_detach` started; they are not for its children."""
+    settings: dict[str, str] = json.loads(os.environ.pop(_SETTINGS, "{}"))
+    return settings
 
 
 def _lines(path: Path, begin: int) -> list[str]:

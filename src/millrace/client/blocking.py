@@ -20,6 +20,7 @@ from ssl import SSLContext
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from millrace.client import versions
+from millrace.client.sasl import Ask, SaslClient, renew_after_s
 from millrace.clock import SystemClock
 from millrace.errors import ApiError, ConfigError, ErrorCode, MillraceError, ProtocolError
 from millrace.wire.frame import RequestHeader, decode_response, encode_request
@@ -33,9 +34,6 @@ DEFAULT_TIMEOUT_MS: Final = 30_000
 MAX_RESPONSE_BYTES: Final = (1 << 31) - 1
 _MAX_CORRELATION_ID: Final = (1 << 31) - 1
 _CLOCK: Final = SystemClock()
-
-Authenticate = Callable[[Callable[[Request], Any]], None]
-"""Proves who we are on a new connection; it is given the function that asks the broker."""
 
 
 class Pending(NamedTuple):
@@ -75,7 +73,7 @@ class BlockingConnection:
         timeout_ms: int = DEFAULT_TIMEOUT_MS,
         connect_timeout_ms: int | None = None,
         ssl: SSLContext | None = None,
-        authenticate: Authenticate | None = None,
+        sasl: SaslClient | None = None,
         negotiate: bool = True,
     ) -> None:
         self.host = host
@@ -84,7 +82,7 @@ class BlockingConnection:
         self._timeout_ms = timeout_ms
         self._connect_timeout_ms = timeout_ms if connect_timeout_ms is None else connect_timeout_ms
         self._ssl = ssl
-        self._authenticate = authenticate
+        self._sasl = sasl
         self._negotiate = negotiate
         self._correlation_id = 0
         self._reset()
@@ -99,7 +97,7 @@ class BlockingConnection:
             "client_id": self._client_id,
             "timeout_ms": self._timeout_ms,
             "connect_timeout_ms": self._connect_timeout_ms,
-            "authenticate": self._authenticate,
+            "sasl": self._sasl,
             "negotiate": self._negotiate,
         }
         return _connection, (self.host, self.port, options)
@@ -133,6 +131,8 @@ class BlockingConnection:
     def send(self, message: Request, version: int | None = None) -> Pending:
         """Send `message` and return at once; a Produce with acks=0 has no response to be received."""
         self._connected()
+        if self._renew_s is not None and _CLOCK.monotonic() >= self._renew_s:
+            self._log_in()
         if version is None:
             version = versions.version_for(type(message), self._offered)
         return self._send(message, version)
@@ -168,6 +168,8 @@ class BlockingConnection:
     def _reset(self) -> None:
         self._socket: socket.socket | None = None
         self._offered: versions.Offered = {}
+        self._renew_s: float | None = None
+        """When to log in again; what is under way then is answered before that is."""
         self._under_way: deque[int] = deque()
         self._held: dict[int, memoryview] = {}
 
@@ -190,12 +192,30 @@ class BlockingConnection:
         try:
             if self._negotiate:
                 self._offered = self._learn_versions()
-            if self._authenticate is not None:
-                self._authenticate(self.request)
         except MillraceError:
             self.close()
             raise
+        self._log_in()
         return self._socket
+
+    def _log_in(self) -> None:
+        if self._sasl is None:
+            return
+        login = self._sasl.login(self._offered if self._negotiate else None)
+        try:
+            step = next(login)
+            while True:
+                if isinstance(step, Ask):
+                    pending = self._send(step.message, step.version)
+                    step = login.send(self.receive(pending))
+                else:
+                    step = login.send(step.call())
+        except StopIteration as end:
+            lifetime_ms: int = end.value
+            self._renew_s = _CLOCK.monotonic() + renew_after_s(lifetime_ms) if lifetime_ms else None
+        except MillraceError:
+            self.close()
+            raise
 
     def _no_connection(self, error: OSError) -> MillraceError:
         where = f"{self.host}:{self.port}"

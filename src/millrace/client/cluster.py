@@ -472,7 +472,7 @@ class ClusterClient:
                 timeout_ms=self.settings.request_timeout_ms,
                 connect_timeout_ms=self.settings.connect_timeout_ms,
                 ssl=self._ssl,
-                authenticate=self._sasl,
+                sasl=self._sasl,
             )
         return connection
 

@@ -3,16 +3,21 @@
 Which broker to ask, retries and pools are not here. Responses find their requests by correlation id. A connection that
 was lost, or that sent bytes which are not the protocol, is finished: every request on it fails, and so does every
 later one. Owner: the event loop it was opened on.
+
+With SASL a connection logs in before its first request, and again on the way of a request when the login is about to
+end; nothing else is sent meanwhile. A login that fails, or is cancelled half-way, ends the connection.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from ssl import SSLContext
 from typing import Any, Final, Self
 
 from millrace.client import versions
+from millrace.client.sasl import Ask, SaslClient, renew_after_s
 from millrace.client.stream import Stream, Waiting
 from millrace.clock import Clock, SystemClock
 from millrace.errors import ApiError, ErrorCode
@@ -20,7 +25,7 @@ from millrace.tasks import awaited
 from millrace.wire.frame import RequestHeader, decode_response, encode_request
 from millrace.wire.messages import response_class
 from millrace.wire.messages.api_versions import ApiVersionsRequest
-from millrace.wire.schema import Request
+from millrace.wire.schema import Request, Response
 
 DEFAULT_TIMEOUT_MS: Final = 30_000
 _MAX_CORRELATION_ID: Final = (1 << 31) - 1
@@ -38,6 +43,10 @@ class Connection:
         self._clock = clock
         self._stream = Stream(f"{host}:{port}")
         self._correlation_id = 0
+        self._sasl: SaslClient | None = None
+        self._renew_s: float | None = None
+        """When to log in again."""
+        self._logging_in = asyncio.Lock()
 
     def __repr__(self) -> str:
         state = "closed" if self.is_closed else f"{len(self._stream.waiting)} under way"
@@ -53,18 +62,22 @@ class Connection:
         timeout_ms: int = DEFAULT_TIMEOUT_MS,
         clock: Clock | None = None,
         ssl: SSLContext | None = None,
+        sasl: SaslClient | None = None,
         negotiate: bool = True,
     ) -> Self:
-        """Connect and learn what the broker serves; without `negotiate` every request must name its version.
+        """Connect, learn what the broker serves, and log in; without `negotiate` every request must name its version.
 
-        ApiError: NETWORK_EXCEPTION when there is no connection, REQUEST_TIMED_OUT when it takes too long. Cancelled or
-        failed, nothing stays open.
+        ApiError: NETWORK_EXCEPTION when there is no connection, REQUEST_TIMED_OUT when one step takes too long, and
+        what the broker answers to a login that it refuses. Cancelled or failed, nothing stays open.
         """
         connection = cls(host, port, client_id=client_id, timeout_ms=timeout_ms, clock=clock or SystemClock())
         try:
             await connection._connect(ssl)
             if negotiate:
                 await connection._negotiate()
+            if sasl is not None:
+                connection._sasl = sasl
+                await connection._log_in(sasl)
         except BaseException:
             connection._stream.abort()
             raise
@@ -91,10 +104,12 @@ class Connection:
         UNSUPPORTED_VERSION when the broker speaks no version of it. After a timeout or a cancellation the broker may
         still act on the request; its late response is dropped and the connection stays usable.
         """
+        if self._renew_s is not None:
+            await self._renew_login()
         if version is None:
             version = versions.version_for(type(message), self.offered)
-        cls = response_class(message.api_key)
-        return await self._exchange(message, version, timeout_ms, lambda frame: decode_response(cls, version, frame)[1])
+        read = partial(_body, response_class(message.api_key), version)
+        return await self._exchange(message, version, timeout_ms, read)
 
     async def send_raw(self, data: bytes) -> None:
         """Write bytes as they are, for tests of the other side."""
@@ -138,6 +153,33 @@ class Connection:
             version = versions.older_api_versions(response, offered, asked)
             self.offered = offered
 
+    async def _renew_login(self) -> None:
+        """Log in again if it is time; whoever comes meanwhile waits, for the broker takes nothing else then."""
+        async with self._logging_in:
+            assert self._sasl is not None
+            if self._renew_s is None or self._clock.monotonic() < self._renew_s or self.is_closed:
+                return
+            try:
+                await self._log_in(self._sasl)
+            except BaseException:
+                self._stream.abort()
+                raise
+
+    async def _log_in(self, sasl: SaslClient) -> None:
+        login = sasl.login(self.offered or None)
+        try:
+            step = next(login)
+            while True:
+                if isinstance(step, Ask):
+                    read = partial(_body, response_class(step.message.api_key), step.version)
+                    step = login.send(await self._exchange(step.message, step.version, None, read))
+                else:
+                    done = asyncio.get_running_loop().run_in_executor(None, step.call)
+                    step = login.send(await self._within(done, None))
+        except StopIteration as end:
+            lifetime_ms: int = end.value
+            self._renew_s = self._clock.monotonic() + renew_after_s(lifetime_ms) if lifetime_ms else None
+
     async def _exchange(
         self, message: Request, version: int, timeout_ms: int | None, read: Callable[[memoryview], Any]
     ) -> Any:
@@ -173,3 +215,7 @@ class Connection:
         finally:
             timer.cancel()
             result.cancel()
+
+
+def _body(cls: type[Response], version: int, frame: memoryview) -> Response:
+    return decode_response(cls, version, frame)[1]

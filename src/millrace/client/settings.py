@@ -8,12 +8,12 @@ password when printed.
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from millrace.errors import ConfigError
+from millrace.security import jaas
 
 Address = tuple[str, int]
 
@@ -47,6 +47,8 @@ class Security:
     mechanism: str = ""
     username: str = ""
     password: str = field(default="", repr=False)
+    by_token: bool = False
+    """User and password are the id and the HMAC of a delegation token."""
 
     @property
     def uses_tls(self) -> bool:
@@ -186,13 +188,13 @@ def _security(reader: _Reader) -> Security:
     certificate = reader.pem(
         ("ssl.keystore.location", "ssl.certificate.location"), ("ssl.keystore.certificate.chain", "ssl.certificate.pem")
     )
-    mechanism, username, password = _credentials(reader)
+    mechanism, login = _credentials(reader)
     if protocol.startswith("SASL_"):
         # Nothing is assumed: Kafka's default is GSSAPI, and PLAIN would hand the password to whoever asks.
         if not mechanism:
             raise ConfigError(f"{protocol} needs sasl.mechanism: one of {', '.join(MECHANISMS)}")
         mechanism = reader.choice("sasl.mechanism", mechanism, MECHANISMS)
-        if not username:
+        if not login.username:
             raise ConfigError(
                 f"{protocol} needs a user: set sasl.jaas.config to a login module with username and password, "
                 "or sasl.username and sasl.password"
@@ -208,39 +210,34 @@ def _security(reader: _Reader) -> Security:
         verify_certificate=reader.boolean("enable.ssl.certificate.verification", default=True),
         verify_host_name=verify_host_name,
         mechanism=mechanism,
-        username=username,
-        password=password,
+        username=login.username,
+        password=login.password,
+        by_token=login.by_token,
     )
 
 
-_LOGIN_MODULE: Final = re.compile(r"\s*(?P<module>[\w.$]+)\s+(?:required|requisite|sufficient|optional)\b(?P<rest>.*)")
-_LOGIN_OPTION: Final = re.compile(r"""\s*(?P<name>[\w.]+)\s*=\s*(?:"(?P<quoted>(?:[^"\\]|\\.)*)"|(?P<bare>[^\s";]+))""")
+class JaasLogin(NamedTuple):
+    """What a client logs in with."""
+
+    username: str
+    password: str
+    by_token: bool = False
 
 
-def _credentials(reader: _Reader) -> tuple[str, str, str]:
+def _credentials(reader: _Reader) -> tuple[str, JaasLogin]:
     """Mechanism, user and password."""
     mechanism = reader.text("sasl.mechanism", "sasl.mechanisms")
-    username = reader.text("sasl.username")
-    password = reader.secret("sasl.password")
-    jaas = reader.text("sasl.jaas.config")
-    if jaas and not username:
-        username, password = parse_jaas(jaas)
-    return mechanism, username, password
+    login = JaasLogin(reader.text("sasl.username"), reader.secret("sasl.password"))
+    line = reader.text("sasl.jaas.config")
+    return mechanism, parse_jaas(line) if line and not login.username else login
 
 
-def parse_jaas(text: str) -> tuple[str, str]:
+def parse_jaas(text: str) -> JaasLogin:
     """User and password from a JAAS line such as `...PlainLoginModule required username="me" password="x";`."""
-    module = _LOGIN_MODULE.fullmatch(text.strip().removesuffix(";").replace("\n", " "))
-    if module is None or not module["module"].endswith(("PlainLoginModule", "ScramLoginModule")):
-        raise ConfigError(
-            "sasl.jaas.config is not understood: write "
-            '\'org.apache.kafka.common.security.plain.PlainLoginModule required username="..." password="...";\' '
-            "or the same with org.apache.kafka.common.security.scram.ScramLoginModule"
-        )
-    options = {}
-    for option in _LOGIN_OPTION.finditer(module["rest"]):
-        quoted = option["quoted"]
-        options[option["name"]] = option["bare"] if quoted is None else re.sub(r"\\(.)", r"\1", quoted)
-    if "username" not in options or "password" not in options:
+    module = jaas.parse(text)
+    if module.name not in ("PlainLoginModule", "ScramLoginModule"):
+        raise ConfigError(f"sasl.jaas.config: {module.name} is neither PlainLoginModule nor ScramLoginModule")
+    if "username" not in module.options or "password" not in module.options:
         raise ConfigError('sasl.jaas.config needs username="..." and password="..."')
-    return options["username"], options["password"]
+    by_token = module.name == "ScramLoginModule" and module.options.get("tokenauth", "").lower() == "true"
+    return JaasLogin(module.options["username"], module.options["password"], by_token)

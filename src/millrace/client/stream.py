@@ -33,6 +33,7 @@ class Stream(asyncio.BufferedProtocol):
         loop = asyncio.get_running_loop()
         self.waiting: dict[int, Waiting] = {}
         self.failure: MillraceError | None = None
+        self._cause: Exception | None = None
         self.ended: asyncio.Future[None] = loop.create_future()
         self._peer = peer
         self._frames = FrameReader(MAX_RESPONSE_BYTES)
@@ -103,6 +104,7 @@ class Stream(asyncio.BufferedProtocol):
             self._writable = None
 
     def connection_lost(self, error: Exception | None) -> None:
+        self._cause = error
         self._fail(
             ApiError(ErrorCode.NETWORK_EXCEPTION, f"the connection to {self._peer} is lost: {error or 'closed'}")
         )
@@ -145,7 +147,9 @@ class Stream(asyncio.BufferedProtocol):
     def _lost(self) -> MillraceError:
         """A fresh copy of the failure: one exception object must not be raised in many tasks."""
         if isinstance(self.failure, ApiError):
-            return ApiError(self.failure.code, self.failure.message)
+            lost = ApiError(self.failure.code, self.failure.message)
+            lost.__cause__ = self._cause
+            return lost
         if isinstance(self.failure, ProtocolError):
             return ProtocolError(*self.failure.args)
         return ApiError(ErrorCode.NETWORK_EXCEPTION, f"there is no connection to {self._peer}")

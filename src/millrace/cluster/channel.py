@@ -14,9 +14,9 @@ from typing import Any, Final, TypeVar
 
 from millrace.client.connection import Connection
 from millrace.clock import Clock
+from millrace.cluster.dialer import Dialer, inter_broker_endpoint
 from millrace.cluster.image import ClusterImage
 from millrace.cluster.view import MetadataView
-from millrace.config import BrokerConfig
 from millrace.errors import ApiError, ErrorCode
 from millrace.metadata.deltas import Endpoint
 from millrace.tasks import awaited
@@ -27,7 +27,6 @@ T = TypeVar("T")
 DEFAULT_TIMEOUT_S: Final = 10.0
 CONNECT_TIMEOUT_MS: Final = 2000
 PAUSE_S: Final = 0.05
-_CLIENT_ID: Final = "broker-"
 
 RETRIABLE: Final = frozenset({
     ErrorCode.NOT_CONTROLLER,
@@ -35,31 +34,6 @@ RETRIABLE: Final = frozenset({
     ErrorCode.REQUEST_TIMED_OUT,
     ErrorCode.BROKER_NOT_AVAILABLE,
 })  # fmt: skip
-
-
-def inter_broker_listener(config: BrokerConfig) -> str:
-    """The listener on which brokers talk to each other: the configured one, or the first."""
-    name = config.get("inter.broker.listener.name")
-    return str(name) if name else config.listeners[0].name
-
-
-def inter_broker_endpoint(image: ClusterImage, broker_id: int, listener: str) -> Endpoint | None:
-    """Where a broker is reached by the others; None for one that is not known."""
-    broker = image.brokers.get(broker_id)
-    if broker is None:
-        return None
-    return broker.endpoint(listener) or next(iter(broker.endpoints), None)
-
-
-def client_id(broker_id: int) -> str:
-    """How a broker names itself on its connections to others."""
-    return f"{_CLIENT_ID}{broker_id}"
-
-
-def broker_named(client_id: str | None) -> int | None:
-    """The broker that names itself so; None for anybody else."""
-    number = (client_id or "").removeprefix(_CLIENT_ID)
-    return int(number) if number != client_id and number.isascii() and number.isdigit() else None
 
 
 async def within(clock: Clock, work: Awaitable[T], seconds: float) -> T:
@@ -87,10 +61,9 @@ async def within(clock: Clock, work: Awaitable[T], seconds: float) -> T:
 class ControllerChannel:
     """The way to the controller."""
 
-    def __init__(self, view: MetadataView, broker_id: int, listener: str, clock: Clock) -> None:
+    def __init__(self, view: MetadataView, dialer: Dialer, clock: Clock) -> None:
         self._view = view
-        self._broker_id = broker_id
-        self._listener = listener
+        self._dialer = dialer
         self._clock = clock
         self._connection: Connection | None = None
         self._target: Endpoint | None = None
@@ -122,33 +95,26 @@ class ControllerChannel:
 
     async def _connected(self, timeout_s: float) -> Connection:
         async with self._opening:
-            target = self._controller_endpoint()
+            broker_id, target = self._controller_endpoint()
             if self._connection is not None and (self._target != target or self._connection.is_closed):
                 await self._drop()
             if self._connection is None:
                 limit_ms = max(1, min(CONNECT_TIMEOUT_MS, round(timeout_s * 1000)))
                 try:
-                    self._connection = await Connection.open(
-                        target.host,
-                        target.port,
-                        client_id=client_id(self._broker_id),
-                        timeout_ms=limit_ms,
-                        clock=self._clock,
-                        negotiate=False,
-                    )
+                    self._connection = await self._dialer.open(target, broker_id, timeout_ms=limit_ms)
                 except ApiError as error:
                     raise Unsent(error.code, error.message) from error
                 self._target = target
             return self._connection
 
-    def _controller_endpoint(self) -> Endpoint:
+    def _controller_endpoint(self) -> tuple[int, Endpoint]:
         image = self._view.image
         target = None
-        if image.controller_id != self._broker_id:
-            target = inter_broker_endpoint(image, image.controller_id, self._listener)
+        if image.controller_id != self._dialer.broker_id:
+            target = inter_broker_endpoint(image, image.controller_id)
         if target is None:
             raise Unsent(ErrorCode.NOT_CONTROLLER, "there is no controller at the moment")
-        return target
+        return image.controller_id, target
 
     async def _drop(self) -> None:
         connection, self._connection = self._connection, None

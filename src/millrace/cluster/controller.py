@@ -27,10 +27,10 @@ from millrace.cluster.channel import (
     RETRIABLE,
     ControllerChannel,
     Unsent,
-    inter_broker_listener,
     persist,
     within,
 )
+from millrace.cluster.dialer import Dialer
 from millrace.cluster.elections import (
     ElectionKind,
     IsrOutcome,
@@ -54,6 +54,7 @@ from millrace.cluster.planning import ConfigAlteration, MorePartitions, NewTopic
 from millrace.cluster.reassignments import Reassignment, completed, plan_reassignments
 from millrace.cluster.recovery import Recovery
 from millrace.cluster.survey import AskLogEnds, Questions, nobody_to_ask
+from millrace.cluster.tokens import plan_remove_expired
 from millrace.cluster.view import ImageListener, MetadataView
 from millrace.cluster.writer import MetadataWriter, not_controller
 from millrace.config import BrokerConfig
@@ -121,6 +122,7 @@ class Controller:
         config: BrokerConfig,
         *,
         clock: Clock | None = None,
+        dialer: Dialer | None = None,
         deltas_per_snapshot: int = DELTAS_PER_SNAPSHOT,
         liveness: bool | None = None,
     ) -> None:
@@ -135,10 +137,10 @@ class Controller:
         self._view = MetadataView(store, self._clock)
         self._writer = MetadataWriter(store, self._view, deltas_per_snapshot=deltas_per_snapshot)
         self._member = ClusterMember(store, self._view, self._writer, config, self._clock)
-        listener = inter_broker_listener(config)
-        self._channel = ControllerChannel(self._view, self.broker_id, listener, self._clock)
+        dialer = dialer or Dialer(config, self._clock)
+        self._channel = ControllerChannel(self._view, dialer, self._clock)
         # Clients' requests may take long, and a connection is answered in order: ISR changes do not wait behind them.
-        self._forwarding = ControllerChannel(self._view, self.broker_id, listener, self._clock)
+        self._forwarding = ControllerChannel(self._view, dialer, self._clock)
         self.on_fatal: Callable[[str], object] = lambda _reason: None
         """Called when this broker can take no further part and should stop: the reason, in words."""
         self._member.on_displaced = lambda: self.on_fatal(f"another process runs as broker {self.broker_id}")
@@ -146,7 +148,7 @@ class Controller:
         self._liveness: Liveness | None = None
         self._lease: Lease | None = None
         if watched:
-            self._liveness = Liveness(self._view, self._writer, self._member, config, listener, self._clock)
+            self._liveness = Liveness(self._view, self._writer, self._member, config, dialer, self._clock)
             session_s = config.get_int("zookeeper.session.timeout.ms") / 1000
             self._lease = Lease(store, self._view, self._member, session_s=session_s, clock=self._clock)
         self._recovery = Recovery(self._view, self._writer, config, self._clock)
@@ -213,6 +215,7 @@ class Controller:
         self._tasks.keep("membership", self._member.run)
         self._tasks.keep("leader-rebalance", self._keep_leaders_even)
         self._tasks.keep("internal-topics", self._grow_internal_topics)
+        self._tasks.keep("expired-tokens", self._remove_expired_tokens)
         if self._liveness is not None:
             self._tasks.keep("liveness", self._liveness.run)
         if self._lease is not None:
@@ -274,6 +277,19 @@ class Controller:
             else:
                 if grown:
                     logger.info("%d partitions of internal topics get more replicas", grown)
+
+    async def _remove_expired_tokens(self) -> None:
+        """As controller, forget delegation tokens that are over."""
+        while True:
+            await self._clock.sleep(self._config.get_int("delegation.token.expiry.check.interval.ms") / 1000)
+            now_ms = self._clock.wall_ms()
+            while self.is_controller and plan_remove_expired(self.image, now_ms).changes:
+                try:
+                    removed = await self.change(lambda image: plan_remove_expired(image, now_ms))  # noqa: B023
+                except ApiError as error:
+                    logger.warning("expired delegation tokens could not be removed: %s", error)
+                    break
+                logger.info("%d delegation tokens have expired", removed)
 
     # --- following ----------------------------------------------------------------------------------------------------
 

@@ -54,9 +54,9 @@ from millrace.metadata.deltas import (
 )
 from millrace.model import (
     FAILED_DIRECTORY,
-    INTERNAL_TOPICS,
     LOST_DIRECTORY,
     NO_BROKER,
+    STATE_TOPICS,
     UNASSIGNED_DIRECTORY,
     TopicPartition,
 )
@@ -276,7 +276,7 @@ def _settled(
     """One partition, from brokers and their directories to its leader, its ISR, and where its replicas lie."""
     placed = state if attendance.returned.keys().isdisjoint(state.replicas) else _placed(state, attendance, rules)
     there, full = [], []
-    may_use_reserve = topic in INTERNAL_TOPICS
+    may_use_reserve = topic in STATE_TOPICS
     for replica, directory in located(placed):
         broker = attendance.brokers.get(replica)
         if broker is not None and not broker.fenced and broker.has_directory(directory):

@@ -8,6 +8,8 @@ apart by what else is known, and err on the side of whom the store has as contro
   many refuse that without it they are a majority does it wait whether they depose it, or call it.
 - A controller is deposed when most of the registered brokers are refused by it, and nobody reaches it. Fewer do it when
   nobody reaches it, and the time has passed in which it would have fenced or called them if it lived.
+- Whoever answers a call by turning its login away lives, and is not fenced for its silence; nothing else follows, and a
+  fenced broker does not count again by it.
 - A call from somebody who refuses calls shows that it lives. A controller that does not reach most of those who live
   resigns.
 
@@ -49,9 +51,14 @@ class Health:
     """Since when it counts as refusing: the second refusal in short order since it was last reached."""
     called_s: float | None = None
     """When it last called here."""
+    turned_away_s: float | None = None
+    """When somebody last answered at its address and did not let this broker in."""
 
     def answered(self, asked_s: float, *, going: bool) -> Health:
         return replace(self, answered_s=asked_s, going=going, refused_s=None, refusing_s=None)
+
+    def turned_away(self, now_s: float) -> Health:
+        return replace(self, turned_away_s=now_s)
 
     def refused(self, now_s: float) -> Health:
         again = self.refused_s is not None and now_s - self.refused_s <= REFUSED_TWICE_S
@@ -73,8 +80,8 @@ def is_refuted(health: Health, now_s: float) -> bool:
 
 def is_silent(health: Health, now_s: float, silence_s: float) -> bool:
     """Whether it has not answered for as long as a session lasts."""
-    heard_s = health.since_s if health.answered_s is None else max(health.since_s, health.answered_s)
-    return now_s - heard_s >= silence_s
+    heard = (health.since_s, health.answered_s, health.turned_away_s)
+    return now_s - max(when_s for when_s in heard if when_s is not None) >= silence_s
 
 
 # --- what a controller does -------------------------------------------------------------------------------------------

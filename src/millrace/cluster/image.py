@@ -21,6 +21,7 @@ from typing import Any, Final, Generic, TypeVar
 from millrace.errors import StorageError
 from millrace.metadata.deltas import (
     NO_DIRECTORIES,
+    AclsChanged,
     BrokerFenced,
     BrokerRegistered,
     BrokerUnregistered,
@@ -36,11 +37,19 @@ from millrace.metadata.deltas import (
     PartitionsAdded,
     PartitionState,
     ProducerIdsAllocated,
+    QuotaChanged,
     ResourceType,
+    ScramChanged,
+    TokenChanged,
+    TokenRemoved,
     TopicCreated,
     TopicDeleted,
 )
-from millrace.model import FAILED_DIRECTORY, INTERNAL_TOPICS, LOST_DIRECTORY, UNASSIGNED_DIRECTORY
+from millrace.model import FAILED_DIRECTORY, INTERNAL_TOPICS, LOST_DIRECTORY, STATE_TOPICS, UNASSIGNED_DIRECTORY
+from millrace.security.acls import NO_ACLS, AclTable
+from millrace.security.quotas import QuotaEntity
+from millrace.security.scram import ScramCredential, ScramMechanism
+from millrace.security.tokens import DelegationToken
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -171,6 +180,11 @@ class ClusterImage:
     configs: PersistentMap[tuple[ResourceType, str], Mapping[str, str]] = field(default_factory=PersistentMap)
     names_by_metric_name: PersistentMap[str, str] = field(default_factory=PersistentMap)
     """Topics with '.' or '_' in their name, by that name with '_' for '.': two such names collide in metrics."""
+    users: PersistentMap[tuple[str, ScramMechanism], ScramCredential] = field(default_factory=PersistentMap)
+    """What is known of passwords, by user and mechanism."""
+    acls: AclTable = NO_ACLS
+    quotas: PersistentMap[QuotaEntity, Mapping[str, float]] = field(default_factory=PersistentMap)
+    tokens: PersistentMap[str, DelegationToken] = field(default_factory=PersistentMap)
 
     def apply(self, changes: ChangeSet, index: int | None = None) -> ClusterImage:
         """The image after `changes`, which are delta `index` (the next one if not said)."""
@@ -234,7 +248,7 @@ class ClusterImage:
     def takes_records(self, topic: str, state: PartitionState, broker_id: int) -> bool:
         """Whether a replica that is there can grow: its directory is not full, or the topic may use the reserve."""
         full = self.brokers[broker_id].directories.full
-        return not full or topic in INTERNAL_TOPICS or state.directory_of(broker_id) not in full
+        return not full or topic in STATE_TOPICS or state.directory_of(broker_id) not in full
 
     def as_changes(self) -> ChangeSet:
         """Changes that build this image from an empty one; what a snapshot holds."""
@@ -250,6 +264,11 @@ class ClusterImage:
         )
         if self.next_producer_id:
             changes.append(ProducerIdsAllocated(-1, self.next_producer_id, 0))
+        changes.extend(ScramChanged(*key, credential) for key, credential in self.users.items())
+        if self.acls:
+            changes.append(AclsChanged(added=tuple(self.acls)))
+        changes.extend(QuotaChanged(entity, tuple(values.items())) for entity, values in self.quotas.items())
+        changes.extend(map(TokenChanged, self.tokens.values()))
         return tuple(changes)
 
     def __repr__(self) -> str:
@@ -287,7 +306,30 @@ def changes_between(old: ClusterImage, new: ClusterImage) -> ChangeSet:
             changes.append(ConfigChanged(kind, name, values))
     if old.next_producer_id != new.next_producer_id:
         changes.append(ProducerIdsAllocated(-1, new.next_producer_id, 0))
+    changes.extend(_security_changes(old, new))
     return tuple(changes)
+
+
+def _security_changes(old: ClusterImage, new: ClusterImage) -> Iterator[Change]:
+    for key in {*old.users, *new.users}:
+        if old.users.get(key) != (credential := new.users.get(key)):
+            yield ScramChanged(*key, credential)
+    if old.acls != new.acls:
+        added, removed = (
+            tuple(acl for acl in one if acl not in other) for one, other in ((new.acls, old.acls), (old.acls, new.acls))
+        )
+        yield AclsChanged(added, removed)
+    for entity in {*old.quotas, *new.quotas}:
+        before, after = old.quotas.get(entity, {}), new.quotas.get(entity, {})
+        values = tuple((key, after.get(key)) for key in {*before, *after} if before.get(key) != after.get(key))
+        if values:
+            yield QuotaChanged(entity, values)
+    for token_id in {*old.tokens, *new.tokens}:
+        token = new.tokens.get(token_id)
+        if token is None:
+            yield TokenRemoved(token_id)
+        elif old.tokens.get(token_id) != token:
+            yield TokenChanged(token)
 
 
 def _registration(broker: BrokerImage) -> BrokerRegistered:
@@ -341,6 +383,10 @@ class _Edit:
         self.partitions: dict[uuid.UUID, list[PartitionState]] = {}
         """Topics with changed partitions. A failover changes thousands of one topic: they are copied once."""
         self.metric_names: dict[str, str | None] = {}
+        self.users: dict[tuple[str, ScramMechanism], ScramCredential | None] = {}
+        self.acls = image.acls
+        self.quotas: dict[QuotaEntity, Mapping[str, float] | None] = {}
+        self.tokens: dict[str, DelegationToken | None] = {}
 
     def finish(self, index: int) -> ClusterImage:
         image = self.image
@@ -355,6 +401,10 @@ class _Edit:
             topics_by_id=image.topics_by_id.edited(self.ids),
             configs=image.configs.edited(self.configs),
             names_by_metric_name=image.names_by_metric_name.edited(self.metric_names),
+            users=image.users.edited(self.users),
+            acls=self.acls,
+            quotas=image.quotas.edited(self.quotas),
+            tokens=image.tokens.edited(self.tokens),
             **self.values,
         )
 
@@ -458,6 +508,29 @@ class _Edit:
     def producer_ids_allocated(self, change: ProducerIdsAllocated) -> None:
         self.values["next_producer_id"] = change.next_id
 
+    def scram_changed(self, change: ScramChanged) -> None:
+        self.users[change.user, change.mechanism] = change.credential
+
+    def acls_changed(self, change: AclsChanged) -> None:
+        self.acls = self.acls.edited(change.added, change.removed)
+
+    def quota_changed(self, change: QuotaChanged) -> None:
+        entity = change.entity
+        current = self.quotas[entity] if entity in self.quotas else self.image.quotas.get(entity)
+        values = dict(current or {})
+        for key, value in change.values:
+            if value is None:
+                values.pop(key, None)
+            else:
+                values[key] = value
+        self.quotas[entity] = values or None
+
+    def token_changed(self, change: TokenChanged) -> None:
+        self.tokens[change.token.token_id] = change.token
+
+    def token_removed(self, change: TokenRemoved) -> None:
+        self.tokens[change.token_id] = None
+
 
 _APPLY: Final[Mapping[type[Any], Callable[[_Edit, Any], None]]] = {
     ClusterCreated: _Edit.cluster_created,
@@ -472,4 +545,9 @@ _APPLY: Final[Mapping[type[Any], Callable[[_Edit, Any], None]]] = {
     PartitionChanged: _Edit.partition_changed,
     ConfigChanged: _Edit.config_changed,
     ProducerIdsAllocated: _Edit.producer_ids_allocated,
+    ScramChanged: _Edit.scram_changed,
+    AclsChanged: _Edit.acls_changed,
+    QuotaChanged: _Edit.quota_changed,
+    TokenChanged: _Edit.token_changed,
+    TokenRemoved: _Edit.token_removed,
 }

@@ -16,13 +16,20 @@ from millrace.cluster.planning import Plan
 from millrace.cluster.reassignments import Reassignment, plan_reassignments
 from millrace.config import BrokerConfig
 from millrace.metadata.deltas import Change, ConfigChanged, ResourceType
-from millrace.model import CONSUMER_OFFSETS_TOPIC, NO_BROKER, SHARE_STATE_TOPIC, TRANSACTION_STATE_TOPIC
+from millrace.model import (
+    AUDIT_LOG_TOPIC,
+    CONSUMER_OFFSETS_TOPIC,
+    NO_BROKER,
+    SHARE_STATE_TOPIC,
+    TRANSACTION_STATE_TOPIC,
+)
 
 _MIN_ISR: Final = "min.insync.replicas"
 
 _SETTINGS: Final = {
     CONSUMER_OFFSETS_TOPIC: ("offsets.topic.replication.factor", None),
     TRANSACTION_STATE_TOPIC: ("transaction.state.log.replication.factor", "transaction.state.log.min.isr"),
+    AUDIT_LOG_TOPIC: ("audit.log.topic.replication.factor", None),
     SHARE_STATE_TOPIC: ("share.coordinator.state.topic.replication.factor", "share.coordinator.state.topic.min.isr"),
 }
 """How many replicas each is to have, and how many of them must be in sync."""

@@ -33,7 +33,8 @@ from typing import Final
 
 from millrace.client.connection import Connection
 from millrace.clock import Clock
-from millrace.cluster.channel import client_id, inter_broker_endpoint, within
+from millrace.cluster.channel import within
+from millrace.cluster.dialer import Dialer, TurnedAway, inter_broker_endpoint
 from millrace.cluster.elections import plan_brokers, topic_rules
 from millrace.cluster.evidence import (
     Health,
@@ -71,6 +72,8 @@ STALL_S: Final = 2.0
 """A tick that comes so late means that this process did not run."""
 INQUIRY_S: Final = 0.3
 """How long others are given to say whether they reach a broker. Dead, it refuses them within `RETRY_S`."""
+LOGIN_S: Final = 0.6
+"""What a call may take longer where TLS and a login come first: a handful of turns between two sites."""
 HEARTBEAT_VERSION: Final = 1
 _FOREVER_MS: Final = 1 << 40
 
@@ -87,14 +90,14 @@ class Peer:
         broker_epoch: int,
         endpoint: Endpoint,
         *,
-        own_id: int,
+        dialer: Dialer,
         interval_s: float,
         clock: Clock,
         changed: asyncio.Event,
     ) -> None:
         self.health = Health(broker_id, broker_epoch, clock.monotonic())
         self.endpoint = endpoint
-        self._own_id = own_id
+        self._dialer = dialer
         self._interval_s = interval_s
         self._clock = clock
         self._changed = changed
@@ -132,14 +135,11 @@ class Peer:
         """Ask until cancelled."""
         while True:
             try:
-                connection = await Connection.open(
-                    self.endpoint.host,
-                    self.endpoint.port,
-                    client_id=client_id(self._own_id),
-                    timeout_ms=PROBE_TIMEOUT_MS,
-                    clock=self._clock,
-                    negotiate=False,
-                )
+                connection = await self._dialer.open(self.endpoint, self.health.broker_id, timeout_ms=PROBE_TIMEOUT_MS)
+            except TurnedAway:
+                self._note(self.health.turned_away(self._clock.monotonic()))
+                await self._pause(UNREACHABLE_RETRY_S)
+                continue
             except ApiError as error:
                 if is_refusal(error):
                     self._refused()
@@ -218,14 +218,14 @@ def is_refusal(error: ApiError) -> bool:
 class Inquiry:
     """The question to the other brokers whether a controller that refuses this one refuses them, too."""
 
-    def __init__(self, accused: Health, controller_epoch: int, turn_s: float, own_id: int, clock: Clock) -> None:
+    def __init__(self, accused: Health, controller_epoch: int, turn_s: float, dialer: Dialer, clock: Clock) -> None:
         self.accused = accused
         self.controller_epoch = controller_epoch
         self.turn_s = turn_s
         """When it is this broker's turn to take over, among several who might."""
         self.hearsay: Hearsay | None = None
         """What was said last; None until there was time to say something."""
-        self._own_id = own_id
+        self._dialer = dialer
         self._clock = clock
 
     def __repr__(self) -> str:
@@ -233,7 +233,7 @@ class Inquiry:
 
     async def ask(self, witnesses: Mapping[int, Endpoint]) -> None:
         """Ask each of them once, all at the same time."""
-        words = await asyncio.gather(*map(self._word_of, witnesses.values()))
+        words = await asyncio.gather(*(self._word_of(*witness) for witness in witnesses.items()))
         said = list(zip(witnesses, words, strict=True))
         self.hearsay = Hearsay(
             reach_it=frozenset(broker_id for broker_id, word in said if word is _Word.REACHES_IT),
@@ -241,19 +241,17 @@ class Inquiry:
             dead_too=frozenset(broker_id for broker_id, word in said if word is _Word.REFUSES_TO_BE_ASKED),
         )
 
-    async def _word_of(self, endpoint: Endpoint) -> _Word:
+    async def _word_of(self, witness: int, endpoint: Endpoint) -> _Word:
+        limit_s = 2 * INQUIRY_S + (LOGIN_S if self._dialer.is_secured else 0.0)
         try:
-            return await within(self._clock, self._ask(endpoint), 2 * INQUIRY_S)
+            return await within(self._clock, self._ask(witness, endpoint), limit_s)
         except MillraceError as error:
             refused = isinstance(error, ApiError) and is_refusal(error)
             return _Word.REFUSES_TO_BE_ASKED if refused else _Word.NOTHING
 
-    async def _ask(self, endpoint: Endpoint) -> _Word:
-        name = client_id(self._own_id)
+    async def _ask(self, witness: int, endpoint: Endpoint) -> _Word:
         accused = self.accused
-        async with await Connection.open(
-            endpoint.host, endpoint.port, client_id=name, clock=self._clock, negotiate=False
-        ) as connection:
+        async with await self._dialer.open(endpoint, witness, timeout_ms=PROBE_TIMEOUT_MS) as connection:
             request = BrokerHeartbeatRequest(
                 broker_id=accused.broker_id, broker_epoch=accused.broker_epoch, want_fence=True
             )
@@ -284,7 +282,7 @@ class Liveness:
         writer: MetadataWriter,
         member: ClusterMember,
         config: BrokerConfig,
-        listener: str,
+        dialer: Dialer,
         clock: Clock,
     ) -> None:
         self._view = view
@@ -292,7 +290,7 @@ class Liveness:
         self._member = member
         self._config = config
         self._silence_s = config.get_int("zookeeper.session.timeout.ms") / 1000
-        self._listener = listener
+        self._dialer = dialer
         self._clock = clock
         self._peers: dict[int, Peer] = {}
         self._tasks = Tasks(clock)
@@ -403,7 +401,7 @@ class Liveness:
         return [broker_id for broker_id in image.brokers if broker_id in there]
 
     def _endpoints(self, image: ClusterImage, broker_ids: Iterable[int]) -> dict[int, Endpoint]:
-        found = ((broker_id, inter_broker_endpoint(image, broker_id, self._listener)) for broker_id in broker_ids)
+        found = ((broker_id, inter_broker_endpoint(image, broker_id)) for broker_id in broker_ids)
         return {broker_id: endpoint for broker_id, endpoint in found if endpoint is not None}
 
     async def _watch_only(self, wanted: Mapping[int, tuple[int, Endpoint]]) -> None:
@@ -430,7 +428,7 @@ class Liveness:
             broker_id,
             broker_epoch,
             endpoint,
-            own_id=self._member.broker_id,
+            dialer=self._dialer,
             interval_s=min(PROBE_INTERVAL_S, self._silence_s / PROBES_PER_SESSION),
             clock=self._clock,
             changed=self._changed,
@@ -508,7 +506,7 @@ class Liveness:
     def _inquire(self, image: ClusterImage, controller: Health, now_s: float) -> None:
         own_id = self._member.broker_id
         turn_s = now_s + takeover_delay_s(image, own_id)
-        inquiry = self._inquiry = Inquiry(controller, image.controller_epoch, turn_s, own_id, self._clock)
+        inquiry = self._inquiry = Inquiry(controller, image.controller_epoch, turn_s, self._dialer, self._clock)
         logger.info("the controller, broker %d, refuses: asking the others about it", controller.broker_id)
 
         async def ask_until_dropped() -> None:

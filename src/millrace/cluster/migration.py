@@ -18,7 +18,6 @@ Invariants
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from typing import Final
 
 from millrace.clock import Clock
 from millrace.cluster.image import ClusterImage
+from millrace.cluster.offline import current_membership
 from millrace.cluster.view import MetadataView
 from millrace.errors import ConfigError, StorageError
 from millrace.metadata.deltas import ChangeSet, encode
@@ -91,7 +91,7 @@ async def _read(path: Path, clock: Clock) -> ClusterImage:
 
 async def _write_draft(cluster_id: str, changes: ChangeSet, broker_id: int, store: MetadataStore, clock: Clock) -> None:
     found = await MetadataView(store, clock).load()
-    membership = await _membership(store)
+    membership = await current_membership(store)
     _check_draft(found, cluster_id, membership)
     # Whoever began this before and was cut short is replaced, and so fenced.
     holds_office = membership.controller_id is not None
@@ -102,13 +102,6 @@ async def _write_draft(cluster_id: str, changes: ChangeSet, broker_id: int, stor
         await store.write_snapshot(Snapshot(found.index + 1, encode(changes)), epoch)
     except Fenced as error:
         raise StorageError(f"somebody else writes in this ZooKeeper: {error}") from error
-
-
-async def _membership(store: MetadataStore) -> Membership:
-    async with contextlib.aclosing(store.membership()) as memberships:
-        async for membership in memberships:
-            return membership
-    raise StorageError("the metadata store was closed")
 
 
 def _check_draft(found: ClusterImage, cluster_id: str, membership: Membership) -> None:

@@ -12,8 +12,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from millrace.client.connection import Connection
-from millrace.clock import Clock
-from millrace.cluster.channel import client_id, inter_broker_endpoint
+from millrace.cluster.dialer import Dialer, inter_broker_endpoint
 from millrace.cluster.image import ClusterImage
 from millrace.errors import ApiError, ErrorCode
 from millrace.metadata.deltas import Endpoint
@@ -25,27 +24,25 @@ CONNECT_TIMEOUT_MS: Final = 2000
 class Peers:
     """The connections to other brokers."""
 
-    def __init__(self, *, broker_id: int, listener: str, image: Callable[[], ClusterImage], clock: Clock) -> None:
-        self._broker_id = broker_id
-        self._listener = listener
+    def __init__(self, *, dialer: Dialer, image: Callable[[], ClusterImage]) -> None:
+        self._dialer = dialer
         self._image = image
-        self._clock = clock
         self._peers: dict[int, _Peer] = {}
 
     def __repr__(self) -> str:
-        return f"<{len(self._peers)} peers of broker {self._broker_id}>"
+        return f"<{len(self._peers)} peers of broker {self._dialer.broker_id}>"
 
     async def request(self, broker_id: int, message: Request, version: int, timeout_ms: int) -> Any:
         """Send `message` once; ApiError leaves open whether it was acted upon, but for BROKER_NOT_AVAILABLE."""
-        endpoint = inter_broker_endpoint(self._image(), broker_id, self._listener)
+        endpoint = inter_broker_endpoint(self._image(), broker_id)
         if endpoint is None:
             raise ApiError(ErrorCode.BROKER_NOT_AVAILABLE, f"broker {broker_id} is not known")
         peer = self._peers.get(broker_id)
         if peer is None or peer.endpoint != endpoint:
             if peer is not None:
                 await peer.close()
-            peer = self._peers[broker_id] = _Peer(endpoint)
-        connection = await peer.connected(client_id(self._broker_id), self._clock)
+            peer = self._peers[broker_id] = _Peer(broker_id, endpoint)
+        connection = await peer.connected(self._dialer)
         return await connection.request(message, version, timeout_ms=timeout_ms)
 
     async def stop(self) -> None:
@@ -55,24 +52,18 @@ class Peers:
 
 
 class _Peer:
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, broker_id: int, endpoint: Endpoint) -> None:
+        self.broker_id = broker_id
         self.endpoint = endpoint
         self._connection: Connection | None = None
         self._opening = asyncio.Lock()
 
-    async def connected(self, name: str, clock: Clock) -> Connection:
+    async def connected(self, dialer: Dialer) -> Connection:
         async with self._opening:
             if self._connection is not None and self._connection.is_closed:
                 await self.close()
             if self._connection is None:
-                self._connection = await Connection.open(
-                    self.endpoint.host,
-                    self.endpoint.port,
-                    client_id=name,
-                    timeout_ms=CONNECT_TIMEOUT_MS,
-                    clock=clock,
-                    negotiate=False,
-                )
+                self._connection = await dialer.open(self.endpoint, self.broker_id, timeout_ms=CONNECT_TIMEOUT_MS)
             return self._connection
 
     async def close(self) -> None:

@@ -41,6 +41,7 @@ from millrace.metadata.deltas import (
     TopicDeleted,
 )
 from millrace.model import (
+    AUDIT_LOG_TOPIC,
     CONSUMER_OFFSETS_TOPIC,
     SHARE_STATE_TOPIC,
     TRANSACTION_STATE_TOPIC,
@@ -312,6 +313,16 @@ def auto_created_topic(
                 ("min.insync.replicas", str(fitting("transaction.state.log.min.isr", factor))),
                 ("segment.bytes", segment_bytes("transaction.state.log.segment.bytes")),
                 ("unclean.leader.election.enable", "false"),
+            ),
+        )
+    if name == AUDIT_LOG_TOPIC:
+        return NewTopic(
+            name,
+            config.get_int("audit.log.topic.num.partitions"),
+            fitting("audit.log.topic.replication.factor", brokers),
+            configs=(
+                ("cleanup.policy", "delete"),
+                ("retention.ms", str(config.get_int("audit.log.topic.retention.ms"))),
             ),
         )
     if name == SHARE_STATE_TOPIC:

@@ -44,6 +44,7 @@ from millrace.config.table import (
     SETTINGS,
     TOPIC_SETTINGS,
     find_setting,
+    is_setting,
 )
 
 __all__ = [
@@ -71,6 +72,7 @@ __all__ = [
     "find_setting",
     "format_value",
     "group_value",
+    "is_setting",
     "parse_listeners",
     "parse_properties",
     "parse_value",

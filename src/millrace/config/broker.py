@@ -19,7 +19,7 @@ from millrace.config.setting import (
     shown,
     whole_number,
 )
-from millrace.config.table import BROKER_FAMILIES, BROKER_SETTINGS, find_setting, is_foreign
+from millrace.config.table import BROKER_FAMILIES, BROKER_SETTINGS, LISTENER_PREFIX, find_setting, is_foreign
 from millrace.errors import ConfigError
 
 
@@ -99,12 +99,17 @@ class BrokerConfig:
         return tuple(told.get(listener.name, listener) for listener in self.listeners)
 
     def _inter_broker_listener(self) -> str:
-        name = self.get("inter.broker.listener.name")
-        if name is None:
+        setting, protocol = "inter.broker.listener.name", "security.inter.broker.protocol"
+        if self.is_set(protocol):
+            if self.is_set(setting):
+                raise ConfigError(f"{setting} and {protocol} are two ways to say the same: give one of them")
+            setting = protocol
+        elif not self.is_set(setting):
             return self.listeners[0].name
+        name = self.get_str(setting)
         if all(listener.name != name for listener in self.listeners):
-            raise ConfigError(f"inter.broker.listener.name: {name} is not a name in listeners")
-        return str(name)
+            raise ConfigError(f"{setting}: {name} is not a name in listeners")
+        return name
 
     def _check_lags(self) -> None:
         """Topics inherit both, and each of them would be refused."""
@@ -154,6 +159,19 @@ class BrokerConfig:
         if not isinstance(value, tuple):
             raise TypeError(f"{name} is not a list")
         return value
+
+    def listener_value(self, listener: str, name: str, mechanism: str = "") -> Any:
+        """The value of `name` for one listener: its own before everybody's, and a SASL mechanism's before those.
+
+        `listener.name.LISTENER.MECHANISM.NAME`, `listener.name.LISTENER.NAME`, `MECHANISM.NAME`, `NAME`.
+        """
+        own = f"{mechanism.lower()}." if mechanism else ""
+        prefix = f"{LISTENER_PREFIX}{listener.lower()}."
+        for full in dict.fromkeys((f"{prefix}{own}{name}", prefix + name, own + name)):
+            for layer in (self._dynamic, self._dynamic_default, self._static):
+                if full in layer:
+                    return parse_value(BROKER_SETTINGS[name], layer[full])
+        return self.get(name)
 
     def is_set(self, name: str) -> bool:
         """Whether anybody gave `name` a value, statically or dynamically."""
@@ -218,7 +236,7 @@ class BrokerConfig:
         return setting.default
 
     def __repr__(self) -> str:
-        told = {name: shown(BROKER_SETTINGS[name], text) for name, text in sorted(self._static.items())}
+        told = {name: shown(find_setting(Scope.BROKER, name), text) for name, text in sorted(self._static.items())}
         return f"BrokerConfig({told}, dynamic={sorted({*self._dynamic, *self._dynamic_default})})"
 
 

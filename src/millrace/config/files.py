@@ -9,7 +9,7 @@ from typing import Final
 
 from millrace.errors import ConfigError
 
-SUPPORTED_SECURITY_PROTOCOLS: Final = frozenset({"PLAINTEXT"})
+SECURITY_PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,10 @@ class Listener:
     security_protocol: str
     host: str
     port: int
+
+    @property
+    def uses_tls(self) -> bool:
+        return self.security_protocol in {"SSL", "SASL_SSL"}
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -35,7 +39,7 @@ def parse_properties(text: str) -> dict[str, str]:
     for number, line in _logical_lines(text):
         name, value = _split_property(line)
         if not name:
-            raise ConfigError(f"line {number} has no name: {line[:60]!r}")
+            raise ConfigError(f"line {number} has no name in front of its value")
         values[_unescape(name, number)] = _unescape(value, number)
     return values
 
@@ -83,11 +87,11 @@ def _unescape(text: str, number: int) -> str:
 
 
 def parse_listeners(entries: Iterable[str], protocol_map: str, setting: str) -> tuple[Listener, ...]:
-    """Listeners from NAME://host:port texts; ConfigError for a bad one, a name twice, or a protocol we cannot speak."""
+    """Listeners from NAME://host:port texts; ConfigError for a bad one or a name twice."""
     protocols: dict[str, str] = {}
     for pair in filter(None, (part.strip() for part in protocol_map.split(","))):
         name, colon, protocol = pair.partition(":")
-        if not colon or protocol not in {"PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"}:
+        if not colon or protocol not in SECURITY_PROTOCOLS:
             raise ConfigError(f"listener.security.protocol.map: {pair!r} is not NAME:PROTOCOL")
         protocols[name.strip().upper()] = protocol
     listeners: list[Listener] = []
@@ -111,6 +115,4 @@ def _parse_listener(entry: str, protocols: Mapping[str, str], setting: str) -> L
     protocol = protocols.get(name)
     if protocol is None:
         raise ConfigError(f"{setting}: {name} is not in listener.security.protocol.map")
-    if protocol not in SUPPORTED_SECURITY_PROTOCOLS:
-        raise ConfigError(f"{setting}: {name} needs {protocol}, which is not available yet; use PLAINTEXT")
     return Listener(name, protocol, host, port)

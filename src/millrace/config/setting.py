@@ -135,8 +135,10 @@ def gzip_level(value: int) -> str | None:
     return None if value == -1 or 1 <= value <= 9 else "must be -1 or between 1 and 9"
 
 
-def must_be_empty(value: str) -> str | None:
-    return "must be empty" if value else None
+def known_authorizer(value: str) -> str | None:
+    if not value or value.rpartition(".")[2] in ("StandardAuthorizer", "AclAuthorizer"):
+        return None
+    return "must be empty, or name Kafka's StandardAuthorizer or AclAuthorizer"
 
 
 def unlimited_or_positive(value: int) -> str | None:

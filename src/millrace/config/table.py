@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Final
 
 from millrace.config.setting import (
@@ -24,7 +25,7 @@ from millrace.config.setting import (
     between,
     dead_letter_topic,
     gzip_level,
-    must_be_empty,
+    known_authorizer,
     offset_reset,
     one_of,
     throttled_replicas,
@@ -41,7 +42,12 @@ _DAY_MS: Final = 24 * _HOUR_MS
 _MIB: Final = 1024 * 1024
 
 _NOT_USED = NO_EFFECT
-_RESERVED = " Reserved: security settings have no effect yet, and a listener that needs them is refused."
+
+LISTENER_PREFIX: Final = "listener.name."
+SASL_MECHANISMS: Final = ("plain", "scram-sha-256", "scram-sha-512", "oauthbearer")
+_PER_MECHANISM: Final = ("sasl.", "connections.max.reauth.ms")
+_PER_LISTENER: Final = ("ssl.", "sasl.", "connections.max.reauth.ms", "max.connection", "principal.builder.class")
+"""How the names of settings begin that a listener may have for itself."""
 
 _CODECS: Final = ("producer", "uncompressed", "none", "gzip", "snappy", "lz4", "zstd")
 
@@ -258,9 +264,12 @@ _BROKER_SETTINGS: Final = (
     _broker("listener.security.protocol.map", _S,
         "PLAINTEXT:PLAINTEXT,SSL:SSL,SASL_PLAINTEXT:SASL_PLAINTEXT,SASL_SSL:SASL_SSL",
         "Which protocol a listener's name stands for."),
-    _broker("inter.broker.listener.name", _S, None, "The listener brokers use among themselves."),
+    _broker("inter.broker.listener.name", _S, None,
+        "The listener on which this broker takes calls of the other brokers, the first one unless told otherwise; "
+        "they call it there, whatever their own is."),
     _broker("security.inter.broker.protocol", _S, "PLAINTEXT",
-        "The protocol brokers use among themselves.", one_of("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")),
+        "The same as inter.broker.listener.name, for a listener that is called by the name of its protocol; only one "
+        "of the two may be given.", one_of("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")),
     _broker("num.network.threads", _I, 3, "Threads for sockets." + _NOT_USED, at_least(1), _CW),
     _broker("num.io.threads", _I, 8, "Threads for requests." + _NOT_USED, at_least(1), _CW),
     _broker("background.threads", _I, 10, "Threads for housekeeping." + _NOT_USED, at_least(1), _CW),
@@ -272,16 +281,20 @@ _BROKER_SETTINGS: Final = (
     _broker("socket.send.buffer.bytes", _I, 102400, "Send buffer of a socket (-1: the system's)."),
     _broker("socket.receive.buffer.bytes", _I, 102400, "Receive buffer of a socket (-1: the system's)."),
     _broker("socket.listen.backlog.size", _I, 50, "Connections that may wait to be accepted.", at_least(1)),
-    _broker("connections.max.idle.ms", _L, 10 * _MINUTE_MS, "A connection silent for this long is closed."),
+    _broker("connections.max.idle.ms", _L, 10 * _MINUTE_MS,
+        "A connection silent for this long is closed; one that has to log in and does not, after 30 seconds at most."),
     _broker("connection.failed.authentication.delay.ms", _I, 100,
-        "Wait before a failed login is answered.", at_least(0)),
+        "Wait before a failed login is answered and its connection closed.", at_least(0)),
     _broker("max.connections", _I, INT_MAX,
         "Connections in all. Never more than the process has descriptors for: all but 1,024 of them, or half where that"
         " is more.", at_least(0), _CW),
     _broker("max.connections.per.ip", _I, INT_MAX, "Connections from one address.", at_least(0), _CW),
     _broker("max.connections.per.ip.overrides", _S, "",
         "Other limits for some addresses: address:count,...", None, _CW),
-    _broker("max.connection.creation.rate", _I, INT_MAX, "New connections per second.", at_least(0), _CW),
+    _broker("max.connection.creation.rate", _I, INT_MAX,
+        "New connections per second, in all, and of one listener (listener.name.NAME.max.connection.creation.rate)."
+        " Those that come faster are served later, and closed where that would be in more than 30 seconds. Brokers with"
+        " a listener of their own are held to its own rate only.", at_least(0), _CW),
     _broker("request.timeout.ms", _I, 30000, "How long the broker waits for an answer of another broker."),
     _broker("fetch.max.bytes", _I, 55 * _MIB,
         "Most bytes in one fetch answer; fewer where memory for answers is short.", at_least(1024)),
@@ -479,10 +492,15 @@ _BROKER_SETTINGS: Final = (
     _broker("add.partitions.to.txn.retry.backoff.max.ms", _I, 100,
         "How long it is tried again before the producer is told CONCURRENT_TRANSACTIONS.", at_least(0)),
     # quotas
-    _broker("quota.window.num", _I, 11, "Samples kept for client quotas.", at_least(1)),
-    _broker("quota.window.size.seconds", _I, 1, "Length of a sample.", at_least(1)),
-    _broker("controller.quota.window.num", _I, 11, "Samples kept for the controller's quota.", at_least(1)),
-    _broker("controller.quota.window.size.seconds", _I, 1, "Length of a sample.", at_least(1)),
+    _broker("quota.window.num", _I, 11,
+        "Samples over which the rates of client quotas and of new connections are taken.", at_least(1)),
+    _broker("quota.window.size.seconds", _I, 1,
+        "Length of such a sample, and the longest that a client has to be quiet because of request_percentage.",
+        at_least(1)),
+    _broker("controller.quota.window.num", _I, 11,
+        "Samples of controller_mutation_rate: so many times the length of one is what may be changed at once.",
+        at_least(1)),
+    _broker("controller.quota.window.size.seconds", _I, 1, "Length of such a sample.", at_least(1)),
     _broker("replication.quota.window.num", _I, 11, "Samples kept for replication quotas.", at_least(1)),
     _broker("replication.quota.window.size.seconds", _I, 1, "Length of a sample.", at_least(1)),
     # coordination
@@ -492,29 +510,153 @@ _BROKER_SETTINGS: Final = (
         "Silence after which ZooKeeper takes a broker for dead; shorter than Kafka's 18000.", at_least(1)),
     _broker("zookeeper.connection.timeout.ms", _I, None,
         "How long a start waits for ZooKeeper (default: the session timeout).", at_least(1)),
+    _broker("zookeeper.digest.username", _S, None,
+        "The name under which this broker logs in to ZooKeeper (its scheme `digest`), the same for all brokers of a "
+        "cluster. millrace's own; Kafka took it from a JAAS file."),
+    _broker("zookeeper.digest.password", _PASSWORD, None,
+        "The password of zookeeper.digest.username. millrace's own."),
+    _broker("zookeeper.set.acl", _B, None,
+        "Close the cluster's znodes to everybody but the brokers' login, those that are there at the start as well. "
+        "Without a value they are closed if there is a login. In a running cluster first give every broker the login "
+        "and say false here, then true. In Kafka the default is false."),
+    _broker("zookeeper.ssl.client.enable", _B, False, "Speak TLS with ZooKeeper."),
+    _broker("zookeeper.ssl.truststore.location", _S, None,
+        "PEM file with the authorities that ZooKeeper's certificate must be signed by; without it the system's."),
+    _broker("zookeeper.ssl.truststore.type", _S, "PEM", "Format of that file.", one_of("PEM")),
+    _broker("zookeeper.ssl.keystore.location", _S, None,
+        "PEM file with the certificate to show ZooKeeper, and its key. Where it is the only login, the certificates "
+        "of all brokers need the same subject: it is what the znodes are closed under."),
+    _broker("zookeeper.ssl.keystore.type", _S, "PEM", "Format of that file.", one_of("PEM")),
+    _broker("zookeeper.ssl.keystore.password", _PASSWORD, None, "Password of the key in that file."),
+    _broker("zookeeper.ssl.endpoint.identification.algorithm", _S, "HTTPS",
+        "Empty switches off that the name in ZooKeeper's certificate is compared with zookeeper.connect."),
+    _broker("zookeeper.clientCnxnSocket", _S, None, "Which Java class speaks with ZooKeeper." + _NOT_USED),
     _broker("zookeeper.max.in.flight.requests", _I, 10, "Requests to ZooKeeper at a time.", at_least(1)),
+    # audit
+    _broker("audit.log.path", _S, None,
+        "File for the audit log, a setting of millrace: logins and decisions on rights, a JSON object (OCSF) a line. It"
+        " is made with mode 0600, and opened again when it was renamed. Without it there is no such file."),
+    _broker("audit.log.topic.enable", _B, False,
+        "Whether the audit log goes to the internal topic __audit_log, too, a setting of millrace."),
+    _broker("audit.log.allowed", _S, "changes",
+        "Of what was allowed, what the audit log has, a setting of millrace: `none`; `changes` of topics, settings,"
+        " rules, users, quotas, tokens, groups, replicas and deletions of records; or `all`, reads and writes of"
+        " records included, where the same again within ten seconds is counted. Logins and denials are always there.",
+        one_of("none", "changes", "all")),
+    _broker("audit.log.topic.num.partitions", _I, 12, "Partitions of __audit_log.", at_least(1)),
+    _broker("audit.log.topic.replication.factor", _H, 3,
+        "Replicas of __audit_log; with fewer brokers as many as there are, and more as they come.", at_least(1)),
+    _broker("audit.log.topic.retention.ms", _L, 90 * _DAY_MS,
+        "retention.ms of __audit_log when it is made (-1: no limit).", at_least(-1)),
     # security, declared so that secrets are known as such
     _broker("authorizer.class.name", _S, "",
-        "What decides who may do what; there is no authorization yet, and whoever names one counts on it: only empty"
-        " is accepted.", must_be_empty),
-    _broker("sasl.enabled.mechanisms", _LIST, ("GSSAPI",), "Ways to log in." + _RESERVED, None, _PB),
-    _broker("sasl.jaas.config", _PASSWORD, None, "Login settings." + _RESERVED, None, _PB),
+        "Empty: everybody may do everything. The name of Kafka's StandardAuthorizer or AclAuthorizer: ACLs decide. Any"
+        " other is refused, for whoever names one counts on it.", known_authorizer),
+    _broker("allow.everyone.if.no.acl.found", _B, False,
+        "Whether everybody may do everything with a resource that no ACL names."),
+    _broker("sasl.enabled.mechanisms", _LIST, ("GSSAPI",),
+        "Ways to log in on listeners with SASL, or on one: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER. Kafka's"
+        " default is not available here: a listener with SASL needs this setting."),
+    _broker("sasl.jaas.config", _PASSWORD, None,
+        "A login module and its options, for one mechanism and perhaps one listener:"
+        " `listener.name.LISTENER.plain.sasl.jaas.config`. For PLAIN, options `user_NAME=\"password\"` are users who"
+        " may log in, beside those with a SCRAM credential.", None, _PB),
+    _broker("sasl.server.max.receive.size", _I, 512 * 1024,
+        "Largest request before a login, in bytes; afterwards it is socket.request.max.bytes.", at_least(0)),
+    _broker("connections.max.reauth.ms", _L, 0,
+        "How long a login lasts (0: for ever); then the client has to log in again on the same connection (KIP-368), or"
+        " is closed at its next request. May be given for one listener and one mechanism."),
     _broker("sasl.mechanism.inter.broker.protocol", _S, "GSSAPI",
-        "How brokers log in to each other." + _RESERVED, None, _PB),
+        "How this broker logs in to the others, on a listener with SASL: PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512. The "
+        "user is in listener.name.LISTENER.MECHANISM.sasl.jaas.config.", None, _PB),
+    # access tokens (OAUTHBEARER)
+    _broker("sasl.oauthbearer.jwks.endpoint.url", _S, None,
+        "Where the keys are that verify access tokens: https://..., or file:///... for a key set in a file. A listener "
+        "that offers OAUTHBEARER needs it: without keys the broker does not start."),
+    _broker("sasl.oauthbearer.allowed.urls", _LIST, (),
+        "Which URLs may be asked for keys, a setting of millrace: sasl.oauthbearer.jwks.endpoint.url must be among "
+        "them, letter by letter. Kafka has the system property org.apache.kafka.sasl.oauthbearer.allowed.urls."),
+    _broker("sasl.oauthbearer.jwks.endpoint.truststore.location", _S, None,
+        "PEM file with the certificates that vouch for the https endpoint of the keys, a setting of millrace. Without "
+        "it the system's do; those of ssl.truststore.location, which vouch for clients, never do."),
+    _broker("sasl.oauthbearer.jwks.endpoint.refresh.ms", _L, _HOUR_MS,
+        "How often keys are fetched from an https endpoint. A token with an unknown key id has them fetched earlier, "
+        "at most every ten seconds; a file is read again when it has changed.", at_least(1000)),
+    _broker("sasl.oauthbearer.jwks.endpoint.retry.backoff.ms", _L, 100,
+        "How soon a fetch that failed is tried again; the pause doubles each time. The old keys stay in use.",
+        at_least(1)),
+    _broker("sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms", _L, 10_000,
+        "The longest of these pauses, and how long a start waits for the first keys.", at_least(1)),
+    _broker("sasl.oauthbearer.expected.issuer", _S, None,
+        "Who must have issued a token (its claim iss). A listener that offers OAUTHBEARER needs it."),
+    _broker("sasl.oauthbearer.expected.audience", _LIST, (),
+        "For whom a token must be (one of its claim aud). A listener that offers OAUTHBEARER needs it."),
+    _broker("sasl.oauthbearer.allow.unverified.issuer", _B, False,
+        "Go without sasl.oauthbearer.expected.issuer: tokens of every issuer whose key is in the set are taken."),
+    _broker("sasl.oauthbearer.allow.unverified.audience", _B, False,
+        "Go without sasl.oauthbearer.expected.audience: a token for any other service of the provider is taken."),
+    _broker("sasl.oauthbearer.clock.skew.seconds", _I, 30,
+        "How far the clocks of the provider and this broker may be apart.", between(0, 3600)),
+    _broker("sasl.oauthbearer.sub.claim.name", _S, "sub",
+        "The claim of a token that names the user.", lambda value: None if value else "must not be empty"),
+    # delegation tokens
+    _broker("delegation.token.secret.key", _PASSWORD, None,
+        "From which the passwords of delegation tokens follow; the same on every broker. Without it there are none."),
+    _broker("delegation.token.max.lifetime.ms", _L, 7 * _DAY_MS,
+        "How long a delegation token can be renewed for.", at_least(1)),
+    _broker("delegation.token.expiry.time.ms", _L, _DAY_MS,
+        "How long a delegation token is good for until it has to be renewed.", at_least(1)),
+    _broker("delegation.token.expiry.check.interval.ms", _L, _HOUR_MS,
+        "How often expired delegation tokens are removed. Nobody can log in with one before that, either.",
+        at_least(1)),
+    # TLS
+    _broker("ssl.allow.dn.changes", _B, False,
+        "Whether a renewed certificate may name somebody else. It always may." + _NOT_USED),
+    _broker("ssl.allow.san.changes", _B, False,
+        "Whether a renewed certificate may name other hosts. It always may." + _NOT_USED),
+    _broker("ssl.cipher.suites", _LIST, (),
+        "Suites that clients may use, by their registered names such as TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384, best "
+        "first; empty: Python's choice. Suites of TLS 1.3 cannot be chosen one by one: name one and all are offered, "
+        "name none and TLS 1.3 is not.", None, _PB),
     _broker("ssl.client.auth", _S, "none",
-        "Whether clients must show a certificate." + _RESERVED, one_of("required", "requested", "none"), _PB),
-    _broker("ssl.key.password", _PASSWORD, None, "Password of the private key." + _RESERVED, None, _PB),
-    _broker("ssl.keystore.certificate.chain", _PASSWORD, None, "Certificates in PEM form." + _RESERVED, None, _PB),
-    _broker("ssl.keystore.key", _PASSWORD, None, "Private key in PEM form." + _RESERVED, None, _PB),
-    _broker("ssl.keystore.location", _S, None, "File with certificate and key." + _RESERVED, None, _PB),
-    _broker("ssl.keystore.password", _PASSWORD, None, "Password of that file." + _RESERVED, None, _PB),
-    _broker("ssl.keystore.type", _S, "JKS", "Format of that file." + _RESERVED, None, _PB),
+        "Whether clients show a certificate: `required`, `requested` (one without is ANONYMOUS, one that shows a wrong "
+        "certificate is refused) or `none`. A SASL_SSL listener asks only where "
+        "listener.name.NAME.ssl.client.auth says so.", one_of("required", "requested", "none"), _PB),
+    _broker("ssl.enabled.protocols", _LIST, ("TLSv1.2", "TLSv1.3"),
+        "Versions of TLS that clients may speak; older ones than these two cannot be had.",
+        unique_items("TLSv1.2", "TLSv1.3", empty=False), _PB),
+    _broker("ssl.endpoint.identification.algorithm", _S, "https",
+        "How a broker that connects to another one checks that the certificate names its host; empty: not at all. "
+        "For clients that connect to a listener it means nothing.", one_of("https", "HTTPS", ""), _PB),
+    _broker("ssl.key.password", _PASSWORD, None, "Password of an encrypted private key in PEM form.", None, _PB),
+    _broker("ssl.keystore.certificate.chain", _PASSWORD, None,
+        "The broker's certificate and those between it and the authority, as PEM text, instead of a file.", None, _PB),
+    _broker("ssl.keystore.key", _PASSWORD, None,
+        "The private key of ssl.keystore.certificate.chain, as PEM text.", None, _PB),
+    _broker("ssl.keystore.location", _S, None,
+        "File with the broker's private key and certificates, in PEM form or a PKCS#12 store. It is looked at every "
+        "second; when it has changed, new connections get the new certificate.", None, _PB),
+    _broker("ssl.keystore.password", _PASSWORD, None, "Password of a PKCS#12 store.", None, _PB),
+    _broker("ssl.keystore.type", _S, "JKS",
+        "Format of ssl.keystore.location. The file itself says whether it is PEM or PKCS#12, which is what keytool "
+        "writes since Java 9; a store in the old JKS format is refused." + _NOT_USED,
+        one_of("JKS", "PKCS12", "PEM"), _PB),
+    _broker("ssl.principal.mapping.rules", _S, "DEFAULT",
+        "Who a client with a certificate is: RULE:pattern/replacement/[LU] and DEFAULT, the first that fits. Patterns "
+        "are RE2's."),
     _broker("ssl.truststore.certificates", _PASSWORD, None,
-        "Trusted certificates in PEM form." + _RESERVED, None, _PB),
-    _broker("ssl.truststore.location", _S, None, "File with trusted certificates." + _RESERVED, None, _PB),
-    _broker("ssl.truststore.password", _PASSWORD, None, "Password of that file." + _RESERVED, None, _PB),
-    _broker("ssl.truststore.type", _S, "JKS", "Format of that file." + _RESERVED, None, _PB),
-    _broker("super.users", _S, "", "Principals that may do everything." + _RESERVED),
+        "Authorities that the certificates of clients and other brokers must come from, as PEM text.", None, _PB),
+    _broker("ssl.truststore.location", _S, None,
+        "File with the certificates of those authorities, in PEM form or a PKCS#12 store; looked at every second like "
+        "ssl.keystore.location.", None, _PB),
+    _broker("ssl.truststore.password", _PASSWORD, None, "Password of a PKCS#12 store.", None, _PB),
+    _broker("ssl.truststore.type", _S, "JKS",
+        "Format of ssl.truststore.location, which the file itself says." + _NOT_USED,
+        one_of("JKS", "PKCS12", "PEM"), _PB),
+    # rights
+    _broker("super.users", _S, "",
+        "Principals that may do everything, whatever the ACLs say: User:NAME, separated by semicolons. Brokers belong"
+        " there."),
 )
 # fmt: on
 
@@ -566,12 +708,33 @@ def is_foreign(name: str) -> bool:
 
 def find_setting(scope: Scope, name: str) -> Setting:
     """The row called `name`; a ConfigError suggests the nearest names where there is none."""
-    setting = SETTINGS[scope].get(name)
+    setting = SETTINGS[scope].get(name) or (_of_listener(name) if scope is Scope.BROKER else None)
     if setting is None:
         near = _nearest(scope, name[:100])
         hint = f" (did you mean {' or '.join(near)}?)" if near else ""
-        raise ConfigError(f"unknown {scope.value} setting {name[:100]!r}{hint}")
+        # A line of a key that was pasted into a file looks like a name, too; one like those that exist has a dot.
+        shown = repr(name[:100]) if near or "." in name else f"of {len(name)} characters"
+        raise ConfigError(f"unknown {scope.value} setting {shown}{hint}")
     return setting
+
+
+def is_setting(name: str) -> bool:
+    """Whether there is a setting of this name, of anything; cheap also where there is none."""
+    return any(name in rows for rows in SETTINGS.values()) or _of_listener(name) is not None
+
+
+def _of_listener(name: str) -> Setting | None:
+    """The row for `[listener.name.LISTENER.][MECHANISM.]NAME`: that of NAME, where listeners may have their own."""
+    rest = name
+    if name.startswith(LISTENER_PREFIX):
+        _listener, _, rest = name.removeprefix(LISTENER_PREFIX).partition(".")
+    mechanism, _, of_mechanism = rest.partition(".")
+    if mechanism in SASL_MECHANISMS and of_mechanism.startswith(_PER_MECHANISM):
+        rest = of_mechanism
+    setting = BROKER_SETTINGS.get(rest)
+    if setting is None or not rest.startswith(_PER_LISTENER):
+        return None
+    return replace(setting, name=name)
 
 
 def _nearest(scope: Scope, name: str) -> list[str]:

@@ -121,11 +121,6 @@ group.share.persister.class.name string \
 """
 
 _SECURITY: Final = """
-connections.max.reauth.ms long 0 read-only -
-delegation.token.expiry.check.interval.ms long 3600000 read-only >=1
-delegation.token.expiry.time.ms long 86400000 read-only >=1
-delegation.token.max.lifetime.ms long 604800000 read-only >=1
-delegation.token.secret.key password none read-only -
 principal.builder.class class org.apache.kafka.common.security.authenticator.DefaultKafkaPrincipalBuilder per-broker -
 sasl.client.callback.handler.class class none read-only -
 sasl.kerberos.kinit.cmd string /usr/bin/kinit per-broker -
@@ -158,30 +153,18 @@ sasl.oauthbearer.assertion.private.key.passphrase password none read-only -
 sasl.oauthbearer.assertion.template.file string none read-only -
 sasl.oauthbearer.client.credentials.client.id string none read-only -
 sasl.oauthbearer.client.credentials.client.secret password none read-only -
-sasl.oauthbearer.clock.skew.seconds int 30 read-only -
-sasl.oauthbearer.expected.audience list empty read-only -
-sasl.oauthbearer.expected.issuer string none read-only -
-sasl.oauthbearer.jwks.endpoint.refresh.ms long 3600000 read-only -
-sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms long 10000 read-only -
-sasl.oauthbearer.jwks.endpoint.retry.backoff.ms long 100 read-only -
-sasl.oauthbearer.jwks.endpoint.url string none read-only -
 sasl.oauthbearer.jwt.retriever.class class org.apache.kafka.common.security.oauthbearer.DefaultJwtRetriever read-only -
 sasl.oauthbearer.jwt.validator.class class org.apache.kafka.common.security.oauthbearer.DefaultJwtValidator read-only -
 sasl.oauthbearer.scope string none read-only -
 sasl.oauthbearer.scope.claim.name string scope read-only -
-sasl.oauthbearer.sub.claim.name string sub read-only -
 sasl.oauthbearer.token.endpoint.url string none read-only -
 sasl.server.callback.handler.class class none read-only -
-sasl.server.max.receive.size int 524288 read-only -
+"""
+
+_JAVA_TLS: Final = """
 security.providers string none read-only -
-ssl.allow.dn.changes boolean false read-only -
-ssl.allow.san.changes boolean false read-only -
-ssl.cipher.suites list empty per-broker -
-ssl.enabled.protocols list TLSv1.2,TLSv1.3 per-broker -
-ssl.endpoint.identification.algorithm string https per-broker -
 ssl.engine.factory.class class none per-broker -
 ssl.keymanager.algorithm string SunX509 per-broker -
-ssl.principal.mapping.rules string DEFAULT read-only -
 ssl.protocol string TLSv1.3 per-broker -
 ssl.provider string none per-broker -
 ssl.secure.random.implementation string none per-broker -
@@ -213,6 +196,7 @@ _GROUPS: Final = (
     ("Of Kafka's metrics, reporters and telemetry, which do not exist here.", _METRICS),
     ("Names Java code for Kafka to load; none is loaded.", _PLUGINS),
     ("Of security, which is not available yet: a listener that needs it is refused.", _SECURITY),
+    ("Of TLS in Java; here it is OpenSSL's.", _JAVA_TLS),
     ("Of how Kafka works inside, where it works otherwise here.", _INSIDE),
 )
 

@@ -9,6 +9,7 @@ from typing import Final
 from millrace.errors import ErrorCode
 from millrace.handlers import registry
 from millrace.handlers.context import RequestContext
+from millrace.handlers.needs import NOTHING
 from millrace.handlers.registry import Buffers, api
 from millrace.wire.frame import encode_response
 from millrace.wire.keys import ApiKey
@@ -30,7 +31,7 @@ _FINALIZED: Final = [
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?\Z")
 
 
-@api(ApiKey.API_VERSIONS, ApiVersionsRequest, "0-4")
+@api(ApiKey.API_VERSIONS, ApiVersionsRequest, "0-4", needs=NOTHING)
 def api_versions(context: RequestContext, request: ApiVersionsRequest) -> ApiVersionsResponse:
     """List every served API key with its versions.
 

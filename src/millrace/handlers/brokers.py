@@ -1,23 +1,25 @@
 """What brokers ask each other (BrokerHeartbeat, AlterPartition, AssignReplicasToDirs, GetReplicaLogInfo,
 AllocateProducerIds), and UnregisterBroker.
 
-All but the last are internal: not named in ApiVersions, and what changes something is served on the listener of the
-brokers only. What it means is decided behind the controller.
+All but the last are internal: not named in ApiVersions, for those with a broker's right, and what changes something is
+served on the listener of the brokers only. What it means is decided behind the controller.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from millrace.cluster.channel import broker_named
+from millrace.cluster.dialer import broker_named
 from millrace.cluster.elections import IsrOutcome, IsrProposal, Placement
 from millrace.cluster.image import ClusterImage
 from millrace.errors import ApiError, ErrorCode
 from millrace.handlers.context import RequestContext
 from millrace.handlers.forwarding import on_controller
+from millrace.handlers.needs import OF_BROKERS, cluster
 from millrace.handlers.registry import api
 from millrace.metadata.deltas import Directories
 from millrace.model import encode_uuid
+from millrace.security.acls import Operation
 from millrace.wire.keys import ApiKey
 from millrace.wire.messages.brokers import (
     AllocateProducerIdsRequest,
@@ -36,13 +38,7 @@ _Answer = AlterPartitionResponse.PartitionData
 _LogInfo = GetReplicaLogInfoResponse.PartitionLogInfo
 
 
-def _check_listener(context: RequestContext) -> None:
-    """Clients have no business here: where brokers have a listener of their own, only it is open to this."""
-    if context.listener != context.broker.config.inter_broker_listener:
-        raise ApiError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "this is for brokers, on the listener of brokers")
-
-
-@api(ApiKey.BROKER_HEARTBEAT, BrokerHeartbeatRequest, "0-2", internal=True, overlaps=True)
+@api(ApiKey.BROKER_HEARTBEAT, BrokerHeartbeatRequest, "0-2", needs=OF_BROKERS, internal=True, overlaps=True)
 async def broker_heartbeat(context: RequestContext, request: BrokerHeartbeatRequest) -> BrokerHeartbeatResponse:
     """Between brokers. With `want_shut_down`: fence me, I am going. With `cordoned_log_dirs`: these of my directories
     are offline, and these are full. With neither: are you still who I think you are?
@@ -56,7 +52,7 @@ async def broker_heartbeat(context: RequestContext, request: BrokerHeartbeatRequ
     Versions: v2 has the directories.
     """
     try:
-        _check_listener(context)
+        context.check_broker_listener()
         if request.cordoned_log_dirs is not None:
             await _take_directories(context, request)
             return BrokerHeartbeatResponse(is_fenced=not context.broker.image.is_live(request.broker_id))
@@ -91,7 +87,7 @@ async def _take_directories(context: RequestContext, request: BrokerHeartbeatReq
     await context.broker.controller.take_directories(request.broker_id, request.broker_epoch, directories)
 
 
-@api(ApiKey.ASSIGN_REPLICAS_TO_DIRS, AssignReplicasToDirsRequest, "0", internal=True, overlaps=True)
+@api(ApiKey.ASSIGN_REPLICAS_TO_DIRS, AssignReplicasToDirsRequest, "0", needs=OF_BROKERS, internal=True, overlaps=True)
 async def assign_replicas_to_dirs(
     context: RequestContext, request: AssignReplicasToDirsRequest
 ) -> AssignReplicasToDirsResponse:
@@ -107,7 +103,7 @@ async def assign_replicas_to_dirs(
         for each in topic.partitions
     ]
     try:
-        _check_listener(context)
+        context.check_broker_listener()
         codes = iter(
             await context.broker.controller.take_placements(request.broker_id, request.broker_epoch, placements)
         )
@@ -135,12 +131,33 @@ async def assign_replicas_to_dirs(
     )
 
 
-@api(ApiKey.GET_REPLICA_LOG_INFO, GetReplicaLogInfoRequest, "0", internal=True)
+def _refuse_log_info(
+    _context: RequestContext, request: GetReplicaLogInfoRequest, error: ApiError
+) -> GetReplicaLogInfoResponse:
+    return GetReplicaLogInfoResponse(
+        topic_partition_log_info_list=[
+            GetReplicaLogInfoResponse.TopicPartitionLogInfo(
+                topic_id=topic.topic_id,
+                partition_log_info=[
+                    _LogInfo(partition=index, error_code=error.code) for index in dict.fromkeys(topic.partitions)
+                ],
+            )
+            for topic in request.topic_partitions or ()
+        ]
+    )
+
+
+@api(
+    ApiKey.GET_REPLICA_LOG_INFO,
+    GetReplicaLogInfoRequest,
+    "0",
+    needs=OF_BROKERS,
+    internal=True,
+    refuse=_refuse_log_info,
+)
 def get_replica_log_info(context: RequestContext, request: GetReplicaLogInfoRequest) -> GetReplicaLogInfoResponse:
     """How far the logs of this broker's replicas reach, whether it leads them or not; KAFKA_STORAGE_ERROR for one that
     cannot be used. What an unclean election is decided by.
-
-    Not done: authorization.
     """
     found = []
     for topic in request.topic_partitions or ():
@@ -166,7 +183,7 @@ def get_replica_log_info(context: RequestContext, request: GetReplicaLogInfoRequ
     )
 
 
-@api(ApiKey.ALTER_PARTITION, AlterPartitionRequest, "2-3", internal=True, overlaps=True)
+@api(ApiKey.ALTER_PARTITION, AlterPartitionRequest, "2-3", needs=OF_BROKERS, internal=True, overlaps=True)
 async def alter_partition(context: RequestContext, request: AlterPartitionRequest) -> AlterPartitionResponse:
     """Between brokers: a leader asks the controller for other in-sync replicas; each partition has its own outcome.
 
@@ -180,7 +197,7 @@ async def alter_partition(context: RequestContext, request: AlterPartitionReques
         for each in topic.partitions
     ]
     try:
-        _check_listener(context)
+        context.check_broker_listener()
         outcomes = iter(
             await context.broker.controller.alter_partition(request.broker_id, request.broker_epoch, proposals)
         )
@@ -217,13 +234,13 @@ def _altered(index: int, outcome: IsrOutcome) -> _Answer:
     )
 
 
-@api(ApiKey.ALLOCATE_PRODUCER_IDS, AllocateProducerIdsRequest, "0", internal=True, overlaps=True)
+@api(ApiKey.ALLOCATE_PRODUCER_IDS, AllocateProducerIdsRequest, "0", needs=OF_BROKERS, internal=True, overlaps=True)
 async def allocate_producer_ids(
     context: RequestContext, request: AllocateProducerIdsRequest
 ) -> AllocateProducerIdsResponse:
     """Between brokers: a block of producer ids that no other broker ever gets, from the controller."""
     try:
-        _check_listener(context)
+        context.check_broker_listener()
         block = await context.broker.controller.allocate_producer_ids(request.broker_id, request.broker_epoch)
     except ApiError as error:
         return AllocateProducerIdsResponse(error_code=error.code)
@@ -242,14 +259,12 @@ def _is_forgotten(
     return (lambda image: request.broker_id not in image.brokers) if response.error_code == ErrorCode.NONE else None
 
 
-@api(ApiKey.UNREGISTER_BROKER, UnregisterBrokerRequest, "0")
+@api(ApiKey.UNREGISTER_BROKER, UnregisterBrokerRequest, "0", needs=cluster(Operation.ALTER))
 @on_controller(_refuse_unregistration, settled=_is_forgotten)
 async def unregister_broker(context: RequestContext, request: UnregisterBrokerRequest) -> UnregisterBrokerResponse:
     """Forget a broker that was stopped for good; one that is alive or unknown is refused.
 
     Its replicas are not moved by this: reassign them first.
-
-    Not done: authorization.
     """
     await context.broker.controller.unregister_broker(request.broker_id)
     return UnregisterBrokerResponse(error_message=None)

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Final
+from uuid import UUID
 
 from millrace.cluster.image import BrokerImage, ClusterImage, TopicImage
+from millrace.cluster.planning import TopicOutcome
 from millrace.errors import ApiError, ErrorCode
-from millrace.handlers.context import RequestContext
+from millrace.handlers.context import RequestContext, anything
+from millrace.handlers.needs import CREATE_CLUSTER, CREATE_TOPIC, DESCRIBE_CLUSTER, DESCRIBE_TOPIC, judged
+from millrace.handlers.quotas import within_mutation_quota
 from millrace.handlers.registry import api
 from millrace.metadata.deltas import PartitionState
 from millrace.model import INTERNAL_TOPICS, NO_BROKER, ZERO_UUID, invalid_topic_name_reason
+from millrace.security.acls import ResourceKind
 from millrace.wire.keys import ApiKey
 from millrace.wire.messages.cluster import (
     DescribeClusterRequest,
@@ -21,11 +26,6 @@ from millrace.wire.messages.cluster import (
     MetadataResponse,
 )
 
-# Without an authorizer everybody may do everything: one bit per operation that makes sense for the resource, the bit's
-# number being the operation's code in Kafka's ACLs.
-TOPIC_OPERATIONS: Final = sum(1 << code for code in (3, 4, 5, 6, 7, 8, 10, 11))
-CLUSTER_OPERATIONS: Final = sum(1 << code for code in (5, 7, 8, 9, 10, 11, 12))
-
 _BROKER_ENDPOINTS: Final = 1
 _CONTROLLER_ENDPOINTS: Final = 2
 
@@ -33,12 +33,17 @@ _Topic = MetadataResponse.MetadataResponseTopic
 _Partition = MetadataResponse.MetadataResponsePartition
 
 
-@api(ApiKey.METADATA, MetadataRequest, "0-13")
+@api(
+    ApiKey.METADATA,
+    MetadataRequest,
+    "0-13",
+    needs=judged(DESCRIBE_TOPIC, CREATE_CLUSTER, CREATE_TOPIC, DESCRIBE_CLUSTER),
+)
 async def metadata(context: RequestContext, request: MetadataRequest) -> MetadataResponse:
     """The brokers, the controller, and topics with their leaders, replicas and in-sync replicas.
 
-    Unknown topics are created if both `auto.create.topics.enable` and the request allow it; the answer then already
-    has the new topic, where Kafka first answers LEADER_NOT_AVAILABLE.
+    Unknown topics are created if `auto.create.topics.enable`, the request and the client's controller_mutation_rate
+    allow it; the answer then already has the new topic, where Kafka first answers LEADER_NOT_AVAILABLE.
 
     Versions: all topics are an empty list in v0 and null later. Before v4 the request always allows creation. v8-10
     may ask for the operations allowed on the cluster. Topic ids are answered from v10 and accepted from v12. A leader
@@ -47,8 +52,12 @@ async def metadata(context: RequestContext, request: MetadataRequest) -> Metadat
     While a leader seems to have died and nobody has decided yet, the answer waits for the decision (`presence`); where
     there are several brokers, one about given topics takes some milliseconds, in which that may turn out.
 
-    Not done: authorization; without it every operation is allowed. No REBOOTSTRAP_REQUIRED (v13).
+    Topics that may not be described are left out of all topics, and TOPIC_AUTHORIZATION_FAILED where they are named,
+    whether they exist or not.
+
+    Not done: REBOOTSTRAP_REQUIRED (v13).
     """
+    context.rights(*DESCRIBE_TOPIC)
     presence = context.broker.presence
     if request.topics:
         await presence.news(context.broker.image)
@@ -58,7 +67,8 @@ async def metadata(context: RequestContext, request: MetadataRequest) -> Metadat
         topics = await _topics(context, request)
     if request.include_topic_authorized_operations:
         for topic in topics:
-            topic.topic_authorized_operations = TOPIC_OPERATIONS
+            if topic.name is not None and topic.error_code != ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+                topic.topic_authorized_operations = context.allowed_operations(ResourceKind.TOPIC, topic.name)
     image = context.broker.image
     response = MetadataResponse(
         brokers=[
@@ -70,20 +80,32 @@ async def metadata(context: RequestContext, request: MetadataRequest) -> Metadat
         topics=topics,
     )
     if request.include_cluster_authorized_operations:
-        response.cluster_authorized_operations = CLUSTER_OPERATIONS
+        response.cluster_authorized_operations = _cluster_operations(context)
     return response
+
+
+def _cluster_operations(context: RequestContext) -> int:
+    """As in Kafka, none are told to who may not describe the cluster."""
+    return context.allowed_operations(ResourceKind.CLUSTER) if context.may(*DESCRIBE_CLUSTER) else 0
 
 
 async def _topics(context: RequestContext, request: MetadataRequest) -> list[_Topic]:
     wanted = request.topics
+    may_describe = context.rights(*DESCRIBE_TOPIC)
     if wanted is None or (context.version == 0 and not wanted):
-        return [_topic(context, topic) for topic in context.broker.image.topics.values()]
+        return [_topic(context, topic) for name, topic in context.broker.image.topics.items() if may_describe(name)]
     if problems := _misuse_of_ids(context.version, wanted):
         return problems
     if any(topic.topic_id != ZERO_UUID for topic in wanted):
         return _topics_by_id(context, wanted)
-    names = list(dict.fromkeys(topic.name or "" for topic in wanted))
-    return await _topics_by_name(context, names, may_create=request.allow_auto_topic_creation)
+    names = dict.fromkeys(topic.name or "" for topic in wanted)
+    allowed = [name for name in names if may_describe(name)]
+    topics = await _topics_by_name(context, allowed, may_create=request.allow_auto_topic_creation)
+    return [*topics, *(_refused(name) for name in names if not may_describe(name))]
+
+
+def _refused(name: str | None, topic_id: UUID = ZERO_UUID) -> _Topic:
+    return _Topic(error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED, name=name, topic_id=topic_id)
 
 
 def _lacks_leader(topic: _Topic) -> bool:
@@ -101,10 +123,13 @@ def _misuse_of_ids(version: int, wanted: Sequence[MetadataRequest.MetadataReques
 
 def _topics_by_id(context: RequestContext, wanted: Sequence[MetadataRequest.MetadataRequestTopic]) -> list[_Topic]:
     answers = []
+    may_describe = context.rights(*DESCRIBE_TOPIC)
     for topic_id in dict.fromkeys(topic.topic_id for topic in wanted if topic.topic_id != ZERO_UUID):
         topic = context.broker.image.topics_by_id.get(topic_id)
         if topic is None:
             answers.append(_Topic(error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=None, topic_id=topic_id))
+        elif not may_describe(topic.name):
+            answers.append(_refused(None, topic_id))
         else:
             answers.append(_topic(context, topic))
     return answers
@@ -115,9 +140,18 @@ async def _topics_by_name(context: RequestContext, names: Sequence[str], *, may_
     missing = [name for name in names if name not in broker.image.topics]
     errors: dict[str, ErrorCode] = {}
     if missing and may_create and broker.config.get_bool("auto.create.topics.enable"):
+        may_create_topic = anything if context.may(*CREATE_CLUSTER) else context.rights(*CREATE_TOPIC)
+        errors = {name: ErrorCode.TOPIC_AUTHORIZATION_FAILED for name in missing if not may_create_topic(name)}
         try:
-            outcomes = await broker.controller.ensure_topics(missing)
-            errors = {outcome.name or "": outcome.error.code for outcome in outcomes if outcome.error is not None}
+            outcomes, _ = await within_mutation_quota(
+                context,
+                [name for name in missing if name not in errors],
+                partitions=lambda _name: broker.config.get_int("num.partitions"),
+                refused=lambda name, _error: TopicOutcome(name, ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)),
+                change=broker.controller.ensure_topics,
+                strict=True,
+            )
+            errors |= {outcome.name or "": outcome.error.code for outcome in outcomes if outcome.error is not None}
         except ApiError:
             pass  # nothing was created; the client hears that the topics are unknown and asks again
     image = broker.image
@@ -190,15 +224,16 @@ def _controller(image: ClusterImage) -> int:
     return image.controller_id if image.is_live(image.controller_id) else NO_BROKER
 
 
-@api(ApiKey.DESCRIBE_CLUSTER, DescribeClusterRequest, "0-2")
+@api(ApiKey.DESCRIBE_CLUSTER, DescribeClusterRequest, "0-2", needs=judged(DESCRIBE_CLUSTER))
 def describe_cluster(context: RequestContext, request: DescribeClusterRequest) -> DescribeClusterResponse:
     """The cluster's id, its controller and its brokers.
 
     Versions: v1 can ask for controllers instead of brokers (KIP-919), which have no endpoints of their own here:
     MISMATCHED_ENDPOINT_TYPE. v2 can ask for fenced brokers too.
 
-    Not done: authorization; without it every operation is allowed.
+    Everybody may ask; what they may do is told to who may describe the cluster.
     """
+    context.rights(*DESCRIBE_CLUSTER)
     if request.endpoint_type != _BROKER_ENDPOINTS:
         known = request.endpoint_type == _CONTROLLER_ENDPOINTS
         code = ErrorCode.MISMATCHED_ENDPOINT_TYPE if known else ErrorCode.UNSUPPORTED_ENDPOINT_TYPE
@@ -218,28 +253,34 @@ def describe_cluster(context: RequestContext, request: DescribeClusterRequest) -
         ],
     )
     if request.include_cluster_authorized_operations:
-        response.cluster_authorized_operations = CLUSTER_OPERATIONS
+        response.cluster_authorized_operations = _cluster_operations(context)
     return response
 
 
-@api(ApiKey.DESCRIBE_TOPIC_PARTITIONS, DescribeTopicPartitionsRequest, "0")
+@api(
+    ApiKey.DESCRIBE_TOPIC_PARTITIONS,
+    DescribeTopicPartitionsRequest,
+    "0",
+    needs=judged(DESCRIBE_TOPIC),
+)
 def describe_topic_partitions(
     context: RequestContext, request: DescribeTopicPartitionsRequest
 ) -> DescribeTopicPartitionsResponse:
     """The partitions of topics, or of all topics, page by page in the order of their names (KIP-966).
 
     A page holds at most `response_partition_limit` partitions, and never more than `max.request.partition.size.limit`;
-    `next_cursor` says where the next page begins. Topics before the cursor are left out.
-
-    Not done: authorization.
+    `next_cursor` says where the next page begins. Topics before the cursor are left out, and of all topics those that
+    may not be described.
     """
+    may_describe = context.rights(*DESCRIBE_TOPIC)
     answer = _Page(context, _page_limit(context, request.response_partition_limit))
     cursor = request.cursor
     if cursor is not None and cursor.partition_index < 0:
         names = [topic.name for topic in request.topics]
         return DescribeTopicPartitionsResponse(topics=[_unknown(name, ErrorCode.INVALID_REQUEST) for name in names])
     image = context.broker.image
-    names = sorted({topic.name for topic in request.topics} or image.topics)
+    asked = {topic.name for topic in request.topics}
+    names = sorted(filter(may_describe, asked or image.topics))
     for name in names:
         first = 0
         if cursor is not None:
@@ -248,7 +289,9 @@ def describe_topic_partitions(
             first = cursor.partition_index if name == cursor.topic_name else 0
         if not answer.add(name, image.topic(name), first):
             break
-    return DescribeTopicPartitionsResponse(topics=answer.topics, next_cursor=answer.next_cursor)
+    hidden = sorted(name for name in asked if not may_describe(name) and (cursor is None or name >= cursor.topic_name))
+    refused = [_unknown(name, ErrorCode.TOPIC_AUTHORIZATION_FAILED) for name in hidden]
+    return DescribeTopicPartitionsResponse(topics=[*answer.topics, *refused], next_cursor=answer.next_cursor)
 
 
 def _page_limit(context: RequestContext, asked: int) -> int:
@@ -257,7 +300,9 @@ def _page_limit(context: RequestContext, asked: int) -> int:
 
 def _unknown(name: str, code: ErrorCode) -> DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponseTopic:
     return DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponseTopic(
-        error_code=code, name=name, is_internal=name in INTERNAL_TOPICS, topic_authorized_operations=TOPIC_OPERATIONS
+        error_code=code,
+        name=name,
+        is_internal=name in INTERNAL_TOPICS and code != ErrorCode.TOPIC_AUTHORIZATION_FAILED,
     )
 
 
@@ -275,7 +320,9 @@ class _Page:
         if topic is None:
             bad_name = invalid_topic_name_reason(name) is not None
             code = ErrorCode.INVALID_TOPIC_EXCEPTION if bad_name else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            self.topics.append(_unknown(name, code))
+            unknown = _unknown(name, code)
+            unknown.topic_authorized_operations = self._context.allowed_operations(ResourceKind.TOPIC, name)
+            self.topics.append(unknown)
             return True
         end = min(len(topic.partitions), first + self._left)
         if end > first or not topic.partitions[first:]:
@@ -284,7 +331,7 @@ class _Page:
                     name=name,
                     topic_id=topic.topic_id,
                     is_internal=topic.internal,
-                    topic_authorized_operations=TOPIC_OPERATIONS,
+                    topic_authorized_operations=self._context.allowed_operations(ResourceKind.TOPIC, name),
                     partitions=[self._partition(index, topic.partitions[index]) for index in range(first, end)],
                 )
             )

@@ -25,10 +25,21 @@ from millrace.config import (
 )
 from millrace.errors import ApiError, ErrorCode
 from millrace.handlers.context import RequestContext
-from millrace.handlers.forwarding import on_controller
+from millrace.handlers.forwarding import done_for_allowed, on_controller
+from millrace.handlers.needs import (
+    ALTER_CLUSTER_CONFIGS,
+    ALTER_GROUP_CONFIGS,
+    ALTER_TOPIC_CONFIGS,
+    DESCRIBE_CLUSTER_CONFIGS,
+    DESCRIBE_GROUP_CONFIGS,
+    DESCRIBE_TOPIC_CONFIGS,
+    cluster,
+    judged,
+)
 from millrace.handlers.registry import api
 from millrace.metadata.deltas import ResourceType
 from millrace.model import invalid_topic_name_reason
+from millrace.security.acls import Operation, ResourceKind
 from millrace.wire.keys import ApiKey
 from millrace.wire.messages.configs import (
     AlterConfigsRequest,
@@ -53,8 +64,16 @@ _LEVELS: Final = {
 
 T = TypeVar("T")
 
+_Result = AlterConfigsResponse.AlterConfigsResourceResponse
+_TO_ALTER: Final = judged(ALTER_CLUSTER_CONFIGS, ALTER_TOPIC_CONFIGS, ALTER_GROUP_CONFIGS)
 
-@api(ApiKey.DESCRIBE_CONFIGS, DescribeConfigsRequest, "1-4")
+
+@api(
+    ApiKey.DESCRIBE_CONFIGS,
+    DescribeConfigsRequest,
+    "1-4",
+    needs=judged(DESCRIBE_CLUSTER_CONFIGS, DESCRIBE_TOPIC_CONFIGS, DESCRIBE_GROUP_CONFIGS),
+)
 def describe_configs(context: RequestContext, request: DescribeConfigsRequest) -> DescribeConfigsResponse:
     """Every setting of topics, this broker, groups and client-metrics subscriptions, with value and source.
 
@@ -65,8 +84,9 @@ def describe_configs(context: RequestContext, request: DescribeConfigsRequest) -
 
     Versions: v3 adds types and documentation.
 
-    Not done: authorization. A broker answers only for itself, as in Kafka (INVALID_REQUEST for another id).
+    A broker answers only for itself, as in Kafka (INVALID_REQUEST for another id).
     """
+    context.rights(*DESCRIBE_CLUSTER_CONFIGS)
     results = []
     # A resource that is named over and over is answered once: a small request must not become a huge answer.
     distinct = {(resource.resource_type, resource.resource_name): resource for resource in request.resources}
@@ -75,6 +95,7 @@ def describe_configs(context: RequestContext, request: DescribeConfigsRequest) -
             resource_type=resource.resource_type, resource_name=resource.resource_name, error_message=None
         )
         try:
+            _demand(context, Operation.DESCRIBE_CONFIGS, resource.resource_type, resource.resource_name)
             wanted = resource.configuration_keys
             result.configs = [
                 _entry(entry, synonyms=request.include_synonyms, documentation=request.include_documentation)
@@ -85,6 +106,24 @@ def describe_configs(context: RequestContext, request: DescribeConfigsRequest) -
             result.error_code, result.error_message = error.code, error.message
         results.append(result)
     return DescribeConfigsResponse(results=results)
+
+
+def _demand(context: RequestContext, operation: Operation, resource_type: int, name: str) -> None:
+    """Settings of topics and groups are theirs; all others are the cluster's."""
+    if resource_type == ResourceType.TOPIC:
+        context.demand(operation, ResourceKind.TOPIC, name)
+    elif resource_type == ResourceType.GROUP:
+        context.demand(operation, ResourceKind.GROUP, name)
+    else:
+        context.demand(operation, ResourceKind.CLUSTER)
+
+
+def _judge_change(context: RequestContext, resource_type: int, name: str) -> ApiError | None:
+    try:
+        _demand(context, Operation.ALTER_CONFIGS, resource_type, name)
+    except ApiError as refusal:
+        return refusal
+    return None
 
 
 def _entry(
@@ -151,9 +190,7 @@ def _check_own_id(context: RequestContext, name: str) -> None:
 
 def _refuse_alter(_context: RequestContext, request: AlterConfigsRequest, error: ApiError) -> AlterConfigsResponse:
     alterations = _replacements(request)
-    return AlterConfigsResponse(
-        responses=_responses(AlterConfigsResponse.AlterConfigsResourceResponse, alterations, [error] * len(alterations))
-    )
+    return AlterConfigsResponse(responses=_responses(_Result, alterations, [error] * len(alterations)))
 
 
 def _replacements(request: AlterConfigsRequest) -> list[ConfigAlteration]:
@@ -174,26 +211,48 @@ def _are_replaced(
     return None if request.validate_only else _shows(_replacements(request), response.responses)
 
 
-@api(ApiKey.ALTER_CONFIGS, AlterConfigsRequest, "0-2")
-@on_controller(_refuse_alter, settled=_are_replaced)
+@api(ApiKey.ALTER_CONFIGS, AlterConfigsRequest, "0-2", needs=_TO_ALTER, forwardable=True)
 async def alter_configs(context: RequestContext, request: AlterConfigsRequest) -> AlterConfigsResponse:
     """Replace all settings of resources: what is not named goes back to its default. Superseded by the next one.
 
     A resource fails as a whole or not at all; `validate_only` changes nothing.
 
-    Not done: authorization, alter.config.policy.class.name. Broker loggers are refused, as in Kafka.
+    Not done: alter.config.policy.class.name. Broker loggers are refused, as in Kafka.
     """
-    alterations = _replacements(request)
-    errors = await context.broker.controller.alter_configs(alterations, validate_only=request.validate_only)
+    context.rights(*ALTER_CLUSTER_CONFIGS)
+
+    async def replace_all(resources: list[AlterConfigsRequest.AlterConfigsResource]) -> list[_Result]:
+        request.resources = resources
+        return (await _replace_settings(context, request)).responses
+
     return AlterConfigsResponse(
-        responses=_responses(AlterConfigsResponse.AlterConfigsResourceResponse, alterations, errors)
+        responses=await done_for_allowed(
+            request.resources,
+            lambda each: _judge_change(context, each.resource_type, each.resource_name),
+            lambda each, refusal: _refused(_Result, each, refusal),
+            replace_all,
+        )
     )
 
 
+@on_controller(_refuse_alter, settled=_are_replaced)
+async def _replace_settings(context: RequestContext, request: AlterConfigsRequest) -> AlterConfigsResponse:
+    alterations = _replacements(request)
+    errors = await context.broker.controller.alter_configs(alterations, validate_only=request.validate_only)
+    return AlterConfigsResponse(responses=_responses(_Result, alterations, errors))
+
+
+_Change = IncrementalAlterConfigsRequest.AlterConfigsResource
 _IncrementalResult = IncrementalAlterConfigsResponse.AlterConfigsResourceResponse
 
 
-@api(ApiKey.INCREMENTAL_ALTER_CONFIGS, IncrementalAlterConfigsRequest, "0-1")
+@api(
+    ApiKey.INCREMENTAL_ALTER_CONFIGS,
+    IncrementalAlterConfigsRequest,
+    "0-1",
+    needs=_TO_ALTER,
+    forwardable=True,
+)
 async def incremental_alter_configs(
     context: RequestContext, request: IncrementalAlterConfigsRequest
 ) -> IncrementalAlterConfigsResponse:
@@ -205,9 +264,26 @@ async def incremental_alter_configs(
     stops, and only it can be asked to change them. Every broker setting of Kafka 4.3 is known by its name, with
     Kafka's type and whether it may change; those without effect are kept and shown, and say so.
 
-    Not done: authorization, alter.config.policy.class.name, names that Kafka does not know (it takes them for
-    brokers, whose plug-ins may read them; here they are refused), settings of one listener (listener.name.*).
+    Not done: alter.config.policy.class.name, names that Kafka does not know (it takes them for brokers, whose plug-ins
+    may read them; here they are refused), settings of one listener (listener.name.*).
     """
+    context.rights(*ALTER_CLUSTER_CONFIGS)
+
+    async def alter(resources: list[_Change]) -> list[_IncrementalResult]:
+        request.resources = resources
+        return await _alter(context, request)
+
+    return IncrementalAlterConfigsResponse(
+        responses=await done_for_allowed(
+            request.resources,
+            lambda each: _judge_change(context, each.resource_type, each.resource_name),
+            lambda each, refusal: _refused(_IncrementalResult, each, refusal),
+            alter,
+        )
+    )
+
+
+async def _alter(context: RequestContext, request: IncrementalAlterConfigsRequest) -> list[_IncrementalResult]:
     answers: list[_IncrementalResult] = []
     # Levels are this broker's own business; the rest is the controller's.
     loggers = [each for each in request.resources if each.resource_type == ResourceType.BROKER_LOGGER]
@@ -220,12 +296,10 @@ async def incremental_alter_configs(
         answers += (await _alter_settings(context, rest)).responses
     places = {(each.resource_type, each.resource_name): place for place, each in enumerate(request.resources)}
     answers.sort(key=lambda answer: places[answer.resource_type, answer.resource_name])
-    return IncrementalAlterConfigsResponse(responses=answers)
+    return answers
 
 
-def _alterations(
-    resources: Sequence[IncrementalAlterConfigsRequest.AlterConfigsResource],
-) -> list[ConfigAlteration]:
+def _alterations(resources: Sequence[_Change]) -> list[ConfigAlteration]:
     return [
         ConfigAlteration(
             resource.resource_type,
@@ -275,6 +349,17 @@ def _shows(alterations: Sequence[ConfigAlteration], answers: Sequence[Any]) -> C
     )
 
 
+def _refused(
+    make: Callable[..., T], resource: AlterConfigsRequest.AlterConfigsResource | _Change, refusal: ApiError
+) -> T:
+    return make(
+        error_code=refusal.code,
+        error_message=refusal.message,
+        resource_type=resource.resource_type,
+        resource_name=resource.resource_name,
+    )
+
+
 def _responses(
     make: Callable[..., T], alterations: Sequence[ConfigAlteration], errors: Sequence[ApiError | None]
 ) -> list[T]:
@@ -289,15 +374,18 @@ def _responses(
     ]
 
 
-@api(ApiKey.LIST_CONFIG_RESOURCES, ListConfigResourcesRequest, "0-1")
+@api(
+    ApiKey.LIST_CONFIG_RESOURCES,
+    ListConfigResourcesRequest,
+    "0-1",
+    needs=cluster(Operation.DESCRIBE_CONFIGS),
+)
 def list_config_resources(context: RequestContext, request: ListConfigResourcesRequest) -> ListConfigResourcesResponse:
     """The names of all resources that have settings: topics, brokers, their loggers, groups and subscriptions.
 
     Of groups and client-metrics subscriptions, those that were given a setting.
 
     Versions: v0 knows only client-metrics subscriptions; v1 takes the types wanted, none meaning all (KIP-1142).
-
-    Not done: authorization.
     """
     supported = [ResourceType.CLIENT_METRICS] if context.version == 0 else list(ResourceType)
     wanted = request.resource_types or [int(kind) for kind in supported]

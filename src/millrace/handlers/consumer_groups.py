@@ -15,8 +15,9 @@ from millrace.groups.modern.group import Member, ModernGroup
 from millrace.groups.modern.protocol import ModernHeartbeat
 from millrace.groups.modern.target import flatten
 from millrace.handlers.context import RequestContext
-from millrace.handlers.groups import ALL_GROUP_OPERATIONS
+from millrace.handlers.needs import DESCRIBE_GROUP, DESCRIBE_TOPIC, READ_GROUP, judged
 from millrace.handlers.registry import api
+from millrace.security.acls import ResourceKind
 from millrace.wire.keys import ApiKey
 from millrace.wire.messages.consumer_groups import (
     ConsumerGroupDescribeRequest,
@@ -25,11 +26,18 @@ from millrace.wire.messages.consumer_groups import (
     ConsumerGroupHeartbeatResponse,
 )
 
+TOPICS_HIDDEN: Final = "the group reads topics that may not be described"
 _CLASSIC_MEMBER: Final = 0
 _CONSUMER_MEMBER: Final = 1
 
 
-@api(ApiKey.CONSUMER_GROUP_HEARTBEAT, ConsumerGroupHeartbeatRequest, "0-1", overlaps=True)
+@api(
+    ApiKey.CONSUMER_GROUP_HEARTBEAT,
+    ConsumerGroupHeartbeatRequest,
+    "0-1",
+    needs=judged(READ_GROUP, DESCRIBE_TOPIC),
+    overlaps=True,
+)
 async def consumer_group_heartbeat(
     context: RequestContext, request: ConsumerGroupHeartbeatRequest
 ) -> ConsumerGroupHeartbeatResponse:
@@ -40,9 +48,13 @@ async def consumer_group_heartbeat(
     heartbeat interval says.
 
     Versions: v1 lets members choose their ids and subscribe to a regular expression, which RE2 matches against whole
-    names; at most 1,024 characters, and 100 of them in a group (INVALID_REGULAR_EXPRESSION).
+    names; at most 1,024 characters, and 100 of them in a group (INVALID_REGULAR_EXPRESSION). A topic is matched only
+    for who may describe it: for the member whose heartbeat finds it, as in Kafka.
     """
     try:
+        context.demand(*READ_GROUP, request.group_id)
+        for name in request.subscribed_topic_names or ():
+            context.demand(*DESCRIBE_TOPIC, name)
         result = await context.broker.groups.modern_heartbeat(
             request.group_id,
             ModernHeartbeat(
@@ -63,6 +75,7 @@ async def consumer_group_heartbeat(
                 # Kafka shows addresses the way Java prints them, with a slash in front.
                 client_host=f"/{context.client_host}",
                 needs_member_id=context.version >= 1,
+                may_know=context.rights(*DESCRIBE_TOPIC),
             ),
         )
     except ApiError as error:
@@ -80,14 +93,22 @@ async def consumer_group_heartbeat(
     return response
 
 
-@api(ApiKey.CONSUMER_GROUP_DESCRIBE, ConsumerGroupDescribeRequest, "0-1")
+@api(
+    ApiKey.CONSUMER_GROUP_DESCRIBE,
+    ConsumerGroupDescribeRequest,
+    "0-1",
+    needs=judged(DESCRIBE_GROUP, DESCRIBE_TOPIC),
+)
 def consumer_group_describe(
     context: RequestContext, request: ConsumerGroupDescribeRequest
 ) -> ConsumerGroupDescribeResponse:
     """The epochs, members and assignments of consumer groups; GROUP_ID_NOT_FOUND for any other group.
 
+    A group that reads a topic which may not be described is TOPIC_AUTHORIZATION_FAILED, as in Kafka.
+
     Versions: v1 says which members speak the classic protocol.
     """
+    context.rights(*DESCRIBE_GROUP)
     return ConsumerGroupDescribeResponse(
         groups=[
             _describe(context, group_id, with_operations=request.include_authorized_operations)
@@ -101,9 +122,12 @@ def _describe(
 ) -> ConsumerGroupDescribeResponse.DescribedGroup:
     groups = context.broker.groups
     try:
+        context.demand(*DESCRIBE_GROUP, group_id)
         group = groups.describe_modern(group_id)
         if group is None:
             raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND, f"{group_id} is no consumer group")
+        members = [_member(context.broker.image, group, member) for member in group.members.values()]
+        _check_topics(context, members)
     except ApiError as error:
         return ConsumerGroupDescribeResponse.DescribedGroup(
             group_id=group_id, error_code=error.code, error_message=error.message or None
@@ -114,11 +138,19 @@ def _describe(
         group_epoch=group.epoch.epoch,
         assignment_epoch=group.target_epoch.epoch,
         assignor_name=group.preferred_assignor(groups.settings.consumer_assignors[0]),
-        members=[_member(context.broker.image, group, member) for member in group.members.values()],
+        members=members,
     )
     if with_operations:
-        described.authorized_operations = ALL_GROUP_OPERATIONS
+        described.authorized_operations = context.allowed_operations(ResourceKind.GROUP, group_id)
     return described
+
+
+def _check_topics(context: RequestContext, members: Iterable[ConsumerGroupDescribeResponse.Member]) -> None:
+    may_describe = context.rights(*DESCRIBE_TOPIC)
+    for member in members:
+        for assignment in (member.assignment, member.target_assignment):
+            if not all(may_describe(topic.topic_name) for topic in assignment.topic_partitions):
+                raise ApiError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, TOPICS_HIDDEN)
 
 
 def _member(image: ClusterImage, group: ModernGroup, member: Member) -> ConsumerGroupDescribeResponse.Member:

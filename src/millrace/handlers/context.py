@@ -1,13 +1,22 @@
-"""What a handler is given: the request's header, who asked, and the broker's services. No logic."""
+"""What a handler is given: the request's header, who asked and what they may, and the broker's services."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from millrace.errors import ApiError, ErrorCode
+from millrace.handlers.needs import CODES, NOTHING, Needs
+from millrace.security.acls import CLUSTER_NAME, OPERATIONS_OF, Operation, ResourceKind
+from millrace.security.authorizer import NO_AUTHORIZER, Authorizer
+from millrace.security.metering import ClientQuotas, Meter
+from millrace.security.sessions import ANONYMOUS, Session
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable
+    from collections.abc import Coroutine
 
     from millrace.clock import Clock
     from millrace.cluster.controller import Controller
@@ -15,17 +24,19 @@ if TYPE_CHECKING:
     from millrace.cluster.peers import Peers
     from millrace.cluster.presence import Presence
     from millrace.config import BrokerConfig
-    from millrace.errors import ErrorCode
     from millrace.groups.coordinator import GroupCoordinator
     from millrace.handlers.fetch_sessions import FetchSessions
     from millrace.queues.coordinator import ShareCoordinator
     from millrace.queues.partitions import SharePartitions
     from millrace.queues.persister import Persister
     from millrace.replication.replicas import Replicas
+    from millrace.security.audit import Audit, Notes
+    from millrace.security.tokens import TokenPasswords
     from millrace.storage.logdirs import LogDirs
     from millrace.transactions.coordinator import TransactionCoordinator
     from millrace.transactions.producer_ids import ProducerIds
     from millrace.wire.frame import RequestHeader
+    from millrace.wire.messages.sasl import SaslAuthenticateResponse, SaslHandshakeResponse
 
 RACK_AWARE_SELECTOR: Final = "RackAwareReplicaSelector"
 """The last part of the only `replica.selector.class` that Kafka brings along, besides its default, the leader."""
@@ -54,6 +65,11 @@ class Services:
     presence: Presence
     advertised: Callable[[str], tuple[str, int]]
     """The host and port that a client of the named listener is told to use."""
+    tokens: TokenPasswords
+    authorizer: Authorizer = NO_AUTHORIZER
+    quotas: ClientQuotas = field(default_factory=ClientQuotas)
+    audit: Audit | None = None
+    """Where logins and decisions on rights are written down, if they are."""
     produce_lines: dict[Peer | None, asyncio.Future[None]] = field(default_factory=dict)
     """Of each connection whose Produce waits for the gate, what is done when the last of them is (`produce`)."""
 
@@ -98,8 +114,24 @@ class TransactionGate(Protocol):
         """
 
 
+class Login(Protocol):
+    """The login of a connection, as the two requests for it ask: how far it is decides what they mean."""
+
+    def handshake(
+        self, mechanism: str, version: int
+    ) -> SaslHandshakeResponse | Coroutine[Any, Any, SaslHandshakeResponse]:
+        """Begin a login by `mechanism`."""
+
+    def authenticate(self, message: bytes) -> SaslAuthenticateResponse | Coroutine[Any, Any, SaslAuthenticateResponse]:
+        """Take a message of the login that has begun."""
+
+
 class Peer(Protocol):
     """The connection on which a request came."""
+
+    @property
+    def login(self) -> Login | None:
+        """None on a listener without SASL."""
 
     @property
     def on_lost(self) -> dict[object, Callable[[], None]]:
@@ -128,7 +160,18 @@ class RequestContext:
     client_host: str
     listener: str
     peer: Peer | None = None
-    principal: str = "User:ANONYMOUS"
+    session: Session = ANONYMOUS
+    """Who asks."""
+    needs: Needs = NOTHING
+    """What the API has declared; nothing else can be asked for."""
+    is_judged: bool = False
+    """Whether a right was asked for: an answer of an API that judges does not leave before."""
+    is_forwarded: bool = False
+    """Whether another broker passed it on for `session`: it is for the controller, and goes no further."""
+    meter: Meter | None = None
+    """What the request uses of a quota, if whoever asks has one."""
+    notes: Notes | None = None
+    """For the audit log, if there is one."""
     reserved_bytes: int = 0
     """Of the answer, counted before it is handed over; then it counts itself."""
 
@@ -137,3 +180,79 @@ class RequestContext:
         if self.peer is not None:
             self.reserved_bytes += size_bytes
             self.peer.reserve(size_bytes)
+
+    def check_broker_listener(self) -> None:
+        """Clients have no business here: where brokers have a listener of their own, only it is open to this."""
+        if self.listener != self.broker.config.inter_broker_listener:
+            raise ApiError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "this is for brokers, on the listener of brokers")
+
+    def rights(self, operation: Operation, kind: ResourceKind) -> Rights:
+        """What tells of each resource of a kind whether whoever asks may; `anything` where nobody is refused."""
+        self._ask(operation, kind)
+        authorizer, notes = self.broker.authorizer, self.notes
+        if not authorizer.enabled:
+            return partial(notes.noted, anything, operation, kind) if notes and notes.wants_allowed else anything
+        may = authorizer.rights(self.session, self.client_host, operation, kind)
+        return may if notes is None else partial(notes.noted, may, operation, kind)
+
+    def may(self, operation: Operation, kind: ResourceKind, name: str = CLUSTER_NAME) -> bool:
+        """Whether whoever asks may do this."""
+        self._ask(operation, kind)
+        return self._noted(operation, kind, name)
+
+    def may_any(self, operation: Operation, kind: ResourceKind) -> bool:
+        """Whether there is a resource of this kind on which whoever asks may."""
+        self._ask(operation, kind)
+        allowed = self.broker.authorizer.may_any(self.session, self.client_host, operation, kind)
+        if self.notes is not None:
+            self.notes.note(operation, kind, "", allowed=allowed)
+        return allowed
+
+    def demand(self, operation: Operation, kind: ResourceKind, name: str = CLUSTER_NAME) -> None:
+        """`may`, or ApiError with the code for what was refused."""
+        if not self.may(operation, kind, name):
+            raise self.refusal(operation, kind, name)
+
+    def refusal(self, operation: Operation, kind: ResourceKind, name: str = CLUSTER_NAME) -> ApiError:
+        """What somebody is told who may not."""
+        return ApiError(CODES[kind], f"{self.session.principal} may not {operation.name} {_named(kind, name)}")
+
+    def whole_refusal(self) -> ApiError | None:
+        """Why the request is refused as a whole, before its handler sees it; None where it is not."""
+        operation = self.needs.whole
+        if operation is None or self._noted(operation, ResourceKind.CLUSTER, CLUSTER_NAME):
+            return None
+        return self.refusal(operation, ResourceKind.CLUSTER)
+
+    def allowed_operations(self, kind: ResourceKind, name: str = CLUSTER_NAME) -> int:
+        """Everything that whoever asks may do with a resource, a bit each, numbered as in ACLs (KIP-430)."""
+        may = self.broker.authorizer.may
+        return sum(
+            1 << operation
+            for operation in OPERATIONS_OF[kind]
+            if may(self.session, self.client_host, operation, kind, name)
+        )
+
+    def _noted(self, operation: Operation, kind: ResourceKind, name: str) -> bool:
+        allowed = self.broker.authorizer.may(self.session, self.client_host, operation, kind, name)
+        if self.notes is not None:
+            self.notes.note(operation, kind, name, allowed=allowed)
+        return allowed
+
+    def _ask(self, operation: Operation, kind: ResourceKind) -> None:
+        if (operation, kind) not in self.needs.judged:
+            raise RuntimeError(f"{operation.name} on {kind.name} was asked for and is not declared: {self.needs}")
+        self.is_judged = True
+
+
+Rights = Callable[[str], bool]
+"""Whether somebody may do one thing with the resource of that name."""
+
+
+def anything(name: str) -> bool:  # noqa: ARG001 - one of `Rights`
+    """Without rules everybody may."""
+    return True
+
+
+def _named(kind: ResourceKind, name: str) -> str:
+    return "the cluster" if kind is ResourceKind.CLUSTER else f"{kind.name.lower().replace('_', ' ')} {name!r}"

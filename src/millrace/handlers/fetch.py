@@ -8,8 +8,10 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 from millrace.errors import ApiError, ErrorCode, MillraceError, code_of
-from millrace.handlers.context import RequestContext
+from millrace.handlers.context import RequestContext, Rights, anything
+from millrace.handlers.fetch_sessions import NO_SESSION
 from millrace.handlers.leaders import leader_hint
+from millrace.handlers.needs import CLUSTER_ACTION, READ_TOPIC, judged
 from millrace.handlers.promise import Promise
 from millrace.handlers.registry import api
 from millrace.replication.serving import FollowerReader
@@ -37,7 +39,15 @@ READ_COMMITTED: Final = 1
 _Outcome = list[tuple["Wanted", FetchResult]]
 
 
-@api(ApiKey.FETCH, FetchRequest, "4-18", overlaps=True, decoder=read_fetch, encoder=write_fetch)
+@api(
+    ApiKey.FETCH,
+    FetchRequest,
+    "4-18",
+    needs=judged(READ_TOPIC, CLUSTER_ACTION),
+    overlaps=True,
+    decoder=read_fetch,
+    encoder=write_fetch,
+)
 def fetch(context: RequestContext, call: FetchCall) -> FetchReply | Promise[FetchReply | Exception]:
     """Answer with what is committed, or wait for `min_bytes` for at most `max_wait_ms`.
 
@@ -61,27 +71,61 @@ def fetch(context: RequestContext, call: FetchCall) -> FetchReply | Promise[Fetc
     Versions: v12 adds leader-epoch checks; v13 names topics by id; v15 moves the replica id into a tagged field; v16
     tells where leaders are.
 
+    Who may read is judged when a fetch comes, for every partition of its session, and not again while it waits, as in
+    Kafka. A follower needs a broker's right; without it every partition is TOPIC_AUTHORIZATION_FAILED.
+
     Not done: fetches of followers before v15 (no broker of this cluster sends them).
     """
+    if call.replica_id < 0:
+        may_read = context.rights(*READ_TOPIC)
+    else:
+        may_read = anything if context.may(*CLUSTER_ACTION) else _nothing
     try:
-        reader = _reader(context, call)
+        reader = (
+            _ConsumerReader(context, call) if call.replica_id < 0 or may_read is _nothing else _follower(context, call)
+        )
         fetching = context.broker.fetch_sessions.begin(
             call, by_topic_id=context.version >= FETCH_TOPIC_ID_FROM, now=context.broker.clock.monotonic()
         )
     except ApiError as error:
         return FetchReply(error.code, 0, [])
     max_bytes = call.max_bytes if reader.is_replica else min(call.max_bytes, context.broker.fetch_max_bytes)
+    min_bytes = call.min_bytes
+    if context.meter is not None:
+        max_bytes = int(min(max_bytes, context.meter.room_bytes))
+        min_bytes = min(min_bytes, max_bytes)
+    if may_read is not anything:
+        readable, refused = _judged(context, fetching.wanted, may_read)
+        if refused:
+            outcome, size_bytes, _ = reader.read_all(readable, max_bytes)
+            return _reply(context, fetching, outcome + refused, size_bytes)
     may_wait = call.max_wait_ms > 0 and bool(fetching.wanted)
     holds_back = may_wait and reader.holds_back(fetching.wanted)
     outcome, size_bytes, settled = reader.read_all(fetching.wanted, max_bytes)
-    if settled or not may_wait or (size_bytes >= call.min_bytes and not holds_back):
-        return _reply(fetching, outcome)
-    return _LongPoll(context, call, fetching, max_bytes, reader)
+    if settled or not may_wait or (size_bytes >= min_bytes and not holds_back):
+        return _reply(context, fetching, outcome, size_bytes)
+    return _LongPoll(context, call.max_wait_ms, fetching, min_bytes, max_bytes, reader)
 
 
-def _reader(context: RequestContext, call: FetchCall) -> _ConsumerReader | FollowerReader[Wanted]:
-    if call.replica_id < 0:
-        return _ConsumerReader(context, call)
+def _nothing(name: str) -> bool:  # noqa: ARG001 - one of `Rights`
+    return False
+
+
+def _judged(context: RequestContext, wanted: list[Wanted], may_read: Rights) -> tuple[list[Wanted], _Outcome]:
+    """What may be read, and the answer for the rest; of an id that is not known the reader says so."""
+    name_of = context.broker.replicas.name_of
+    readable: list[Wanted] = []
+    refused: _Outcome = []
+    for item in wanted:
+        name = name_of(item.key)
+        if name and not may_read(name):
+            refused.append((item, FetchResult(item.index, ErrorCode.TOPIC_AUTHORIZATION_FAILED)))
+        else:
+            readable.append(item)
+    return readable, refused
+
+
+def _follower(context: RequestContext, call: FetchCall) -> FollowerReader[Wanted]:
     broker = context.broker.image.brokers.get(call.replica_id)
     if broker is None or call.replica_epoch < 0:
         raise ApiError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "only a broker of the cluster fetches as a replica")
@@ -221,32 +265,43 @@ def _failed(context: RequestContext, item: Wanted, error: MillraceError) -> Fetc
     return FetchResult(item.index, code, leader=leader_hint(context, item.key, item.index, code))
 
 
+def _throttled(context: RequestContext, fetching: Fetching) -> FetchReply:
+    """As if there were nothing: the session stays as the client knows it, and one that would begin does not."""
+    if fetching.incremental:
+        return FetchReply(0, fetching.session_id, [])
+    context.broker.fetch_sessions.forget(fetching.session_id)
+    return FetchReply(0, NO_SESSION, [])
+
+
 class _LongPoll(Promise[FetchReply | Exception]):
     """A fetch that waits for the first change that concerns it. Cancelled or kept, it leaves no watcher behind.
 
     Everything that happens in one turn of the loop is looked at together, in the next.
     """
 
-    __slots__ = ("_call", "_fetching", "_is_over", "_look", "_max_bytes", "_reader", "_replicas", "_timer", "_unwatch")
+    __slots__ = (
+        "_context", "_fetching", "_is_over", "_look", "_max_bytes", "_min_bytes", "_reader", "_timer", "_unwatch"
+    )  # fmt: skip
 
     def __init__(
         self,
         context: RequestContext,
-        call: FetchCall,
+        max_wait_ms: int,
         fetching: Fetching,
+        min_bytes: int,
         max_bytes: int,
         reader: _ConsumerReader | FollowerReader[Wanted],
     ) -> None:
         super().__init__()
-        self._replicas = context.broker.replicas
-        self._call = call
+        self._context = context
         self._fetching = fetching
+        self._min_bytes = min_bytes
         self._max_bytes = max_bytes
         self._reader = reader
         self._is_over = False
         """No more waiting: the next look is the last."""
         self._look: asyncio.Handle | None = None
-        self._timer = context.broker.clock.call_later(call.max_wait_ms / 1000, self._expire)
+        self._timer = context.broker.clock.call_later(max_wait_ms / 1000, self._expire)
         self._unwatch = reader.watch(fetching.wanted, self._wake)
 
     def cancel(self) -> None:
@@ -263,12 +318,18 @@ class _LongPoll(Promise[FetchReply | Exception]):
 
     def _look_again(self) -> None:
         self._look = None
+        meter = self._context.meter
+        if meter is not None:
+            meter.resume()
         answer: FetchReply | Exception
         try:
             outcome, size_bytes, settled = self._reader.read_all(self._fetching.wanted, self._max_bytes)
-            if not (settled or self._is_over or size_bytes >= self._call.min_bytes or self._replicas.closing):
+            closing = self._context.broker.replicas.closing
+            if not (settled or self._is_over or size_bytes >= self._min_bytes or closing):
+                if meter is not None:
+                    meter.pause()
                 return
-            answer = _reply(self._fetching, outcome)
+            answer = _reply(self._context, self._fetching, outcome, size_bytes)
         except Exception as error:  # noqa: BLE001 - the connection answers and logs it
             answer = error
         self._stop()
@@ -281,7 +342,9 @@ class _LongPoll(Promise[FetchReply | Exception]):
             self._look.cancel()
 
 
-def _reply(fetching: Fetching, outcome: _Outcome) -> FetchReply:
+def _reply(context: RequestContext, fetching: Fetching, outcome: _Outcome, size_bytes: int) -> FetchReply:
+    if context.meter is not None and not context.meter.may_send(size_bytes):
+        return _throttled(context, fetching)
     topics: list[tuple[TopicKey, list[FetchResult]]] = []
     with_data: list[Wanted] = []
     last_key: TopicKey | None = None

@@ -127,6 +127,10 @@ class FetchSessions:
         self._update(session, call)
         return Fetching(session.session_id, True, list(session.wanted.values()), session)
 
+    def forget(self, session_id: int) -> None:
+        """End a session that its client will not hear of."""
+        self._sessions.pop(session_id, None)
+
     @staticmethod
     def _update(session: FetchSession, call: FetchCall) -> None:
         for key, partitions in call.topics:

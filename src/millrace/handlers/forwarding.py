@@ -1,8 +1,12 @@
 """Changes of metadata that a client may ask any broker for: the controller makes them, the others pass them on.
 
 A handler under `on_controller` runs only where this broker is the controller. Elsewhere the very request goes to the
-controller, at the version in which it came, and the controller's answer is the answer. What cannot be done in time is
-answered by the API's own `refuse`, with an error that clients retry.
+controller in an Envelope (`envelope`), at the version in which it came, with who asked; the controller judges by that,
+and its answer is the answer. What cannot be done in time is answered by the API's own `refuse`, with an error that
+clients retry.
+
+Where rights are judged item by item, the handler does that first, on both brokers, and has the rest done
+(`done_for_allowed`): nothing is passed on that this broker refuses by itself.
 
 Invariants: a request that a broker passed on is never passed on again, so that two brokers that each take the other for
 the controller cannot play ball with it; only a refusal (NOT_CONTROLLER, nothing was done) is tried again.
@@ -12,15 +16,22 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, TypeVar
 
-from millrace.cluster.channel import client_id
+from millrace.cluster.dialer import client_id
 from millrace.cluster.image import ClusterImage
 from millrace.errors import ApiError, ErrorCode
+from millrace.handlers.auditing import error_codes
 from millrace.handlers.context import RequestContext
+from millrace.handlers.envelope import VERSION as ENVELOPE_VERSION
+from millrace.handlers.envelope import opened, sealed
+from millrace.handlers.registry import REFUSE
+from millrace.security.acls import CLUSTER_NAME, Operation, ResourceKind
 from millrace.wire.schema import Struct
 
+A = TypeVar("A")
+Item = TypeVar("Item")
 Q = TypeVar("Q")
 R = TypeVar("R", bound=Struct)
 
@@ -51,8 +62,11 @@ def on_controller(
             limit_s = timeout_ms(request) / 1000
             deadline = clock.monotonic() + limit_s
             while True:
+                is_here = context.broker.controller.is_controller
+                if context.notes is not None:
+                    context.notes.passed_on = not is_here
                 try:
-                    if context.broker.controller.is_controller:
+                    if is_here:
                         return await handler(context, request)
                     response: R = await _forward(context, request, deadline)
                 except ApiError as error:
@@ -66,9 +80,26 @@ def on_controller(
                         return response
                 await clock.sleep(RETRY_PAUSE_S)
 
+        setattr(answer, REFUSE, refuse)
         return answer
 
     return decorate
+
+
+async def done_for_allowed(
+    items: Sequence[Item],
+    judge: Callable[[Item], ApiError | None],
+    refuse: Callable[[Item, ApiError], A],
+    act: Callable[[list[Item]], Awaitable[list[A]]],
+) -> list[A]:
+    """One answer per item, in order: its refusal, or what `act` answers to all that are not refused."""
+    refusals = [judge(item) for item in items]
+    allowed = [item for item, refusal in zip(items, refusals, strict=True) if refusal is None]
+    answers = iter(await act(allowed) if allowed else ())
+    return [
+        next(answers) if refusal is None else refuse(item, refusal)
+        for item, refusal in zip(items, refusals, strict=True)
+    ]
 
 
 def timeout_ms(request: object) -> int:
@@ -77,38 +108,37 @@ def timeout_ms(request: object) -> int:
 
 
 def is_from_broker(context: RequestContext) -> bool:
-    """Whether another broker of this cluster asks, by the name that brokers give themselves."""
-    if context.listener != context.broker.config.inter_broker_listener:
-        return False
-    return any(context.header.client_id == client_id(broker_id) for broker_id in context.broker.image.brokers)
+    """Whether another broker of this cluster asks for itself: by its name, where brokers ask, with a broker's right."""
+    broker = context.broker
+    return (
+        context.listener == broker.config.inter_broker_listener
+        and any(context.header.client_id == client_id(broker_id) for broker_id in broker.image.brokers)
+        and broker.authorizer.may(
+            context.session, context.client_host, Operation.CLUSTER_ACTION, ResourceKind.CLUSTER, CLUSTER_NAME
+        )
+    )
 
 
 async def _forward(context: RequestContext, request: Any, deadline: float) -> Any:
-    if is_from_broker(context):
+    if _goes_no_further(context):
         raise ApiError(ErrorCode.NOT_CONTROLLER, f"broker {context.broker.broker_id} is not the controller")
     left_ms = max(MIN_FORWARD_MS, round((deadline - context.broker.clock.monotonic()) * 1000))
-    return await context.broker.controller.forward(request, context.version, left_ms)
+    answer = await context.broker.controller.forward(sealed(context, request), ENVELOPE_VERSION, left_ms)
+    return opened(request, context.version, answer)
+
+
+def _goes_no_further(context: RequestContext) -> bool:
+    return context.is_forwarded or is_from_broker(context)
 
 
 def _may_not_try_again(context: RequestContext, deadline: float) -> bool:
     # The broker that passed it on looks for the controller itself.
-    return is_from_broker(context) or context.broker.clock.monotonic() + RETRY_PAUSE_S >= deadline
+    return _goes_no_further(context) or context.broker.clock.monotonic() + RETRY_PAUSE_S >= deadline
 
 
 def _is_refused(response: Struct) -> bool:
     """Whether the other side was no longer the controller; then it did nothing at all."""
     return any(code == ErrorCode.NOT_CONTROLLER for code in error_codes(response))
-
-
-def error_codes(response: Struct) -> Iterator[int]:
-    """Every error code in a response, at any depth."""
-    for field in type(response).declaration.fields:
-        value = getattr(response, field.name)
-        if field.name == "error_code":
-            yield value
-        elif isinstance(value, list) and value and isinstance(value[0], Struct):
-            for item in value:
-                yield from error_codes(item)
 
 
 def _told(error: ApiError) -> ApiError:

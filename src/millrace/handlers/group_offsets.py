@@ -14,6 +14,14 @@ from uuid import UUID
 from millrace.errors import ApiError, ErrorCode
 from millrace.groups.offsets.committed import NO_OFFSET, CommittedOffset, OffsetToCommit, Slot, TopicOffsets
 from millrace.handlers.context import RequestContext
+from millrace.handlers.needs import (
+    DELETE_GROUP,
+    DESCRIBE_GROUP,
+    DESCRIBE_TOPIC,
+    READ_GROUP,
+    READ_TOPIC,
+    judged,
+)
 from millrace.handlers.registry import api
 from millrace.model import ZERO_UUID
 from millrace.wire.keys import ApiKey
@@ -30,7 +38,7 @@ from millrace.wire.messages.transactions import TxnOffsetCommitRequest
 _NOTHING: Final = CommittedOffset(NO_OFFSET)
 
 
-@api(ApiKey.OFFSET_COMMIT, OffsetCommitRequest, "2-10", overlaps=True)
+@api(ApiKey.OFFSET_COMMIT, OffsetCommitRequest, "2-10", needs=judged(READ_GROUP, READ_TOPIC), overlaps=True)
 async def offset_commit(context: RequestContext, request: OffsetCommitRequest) -> OffsetCommitResponse:
     """Commit offsets of a group; the answer comes when they are on disk.
 
@@ -45,10 +53,16 @@ async def offset_commit(context: RequestContext, request: OffsetCommitRequest) -
     response = OffsetCommitResponse()
     accepted: list[OffsetToCommit] = []
     answers: list[OffsetCommitResponse.OffsetCommitResponsePartition] = []
+    may_commit = context.may(*READ_GROUP, request.group_id)
+    may_read = context.rights(*READ_TOPIC)
     for topic in request.topics:
         answered = OffsetCommitResponse.OffsetCommitResponseTopic(name=topic.name, topic_id=topic.topic_id)
         response.topics.append(answered)
         name, topic_id, partition_count, missing = _resolve(context, topic.name, topic.topic_id)
+        if not may_commit:
+            partition_count, missing = 0, ErrorCode.GROUP_AUTHORIZATION_FAILED
+        elif missing is not ErrorCode.UNKNOWN_TOPIC_ID and not may_read(name):
+            partition_count, missing = 0, ErrorCode.TOPIC_AUTHORIZATION_FAILED
         for partition in topic.partitions:
             index = partition.partition_index
             answer = OffsetCommitResponse.OffsetCommitResponsePartition(partition_index=index)
@@ -123,7 +137,7 @@ class _Found:
     partitions: list[tuple[int, CommittedOffset, ErrorCode]]
 
 
-@api(ApiKey.OFFSET_FETCH, OffsetFetchRequest, "1-10", overlaps=True)
+@api(ApiKey.OFFSET_FETCH, OffsetFetchRequest, "1-10", needs=judged(DESCRIBE_GROUP, DESCRIBE_TOPIC), overlaps=True)
 async def offset_fetch(context: RequestContext, request: OffsetFetchRequest) -> OffsetFetchResponse:
     """Read committed offsets; a partition without one, or a group that does not exist, has offset -1.
 
@@ -133,6 +147,7 @@ async def offset_fetch(context: RequestContext, request: OffsetFetchRequest) -> 
     names topics by id (UNKNOWN_TOPIC_ID), and an offset of a deleted topic of the same name is not returned. From v9
     a member of a KIP-848 group may name its epoch, which must be its current one (STALE_MEMBER_EPOCH).
     """
+    context.rights(*DESCRIBE_GROUP)
     if context.version >= 8:
         # The same question over and over is answered once: a small request must not become a huge answer.
         distinct = {_question(group): group for group in request.groups}
@@ -221,6 +236,7 @@ async def _fetch(
 ) -> tuple[ErrorCode, list[_Found]]:
     """The offsets of one group, and the error of the whole group, in which case there are none."""
     try:
+        context.demand(*DESCRIBE_GROUP, group_id)
         groups = context.broker.groups
         held = await groups.fetch_offsets(
             group_id, require_stable=stable, member_id=member_id, member_epoch=member_epoch
@@ -235,7 +251,10 @@ async def _fetch(
 
 def _everything(context: RequestContext, held: TopicOffsets, unstable: Collection[Slot]) -> list[_Found]:
     found = []
+    may_describe = context.rights(*DESCRIBE_TOPIC)
     for name, partitions in held.items():
+        if not may_describe(name):
+            continue
         topic = context.broker.image.topics.get(name)
         if topic is None and context.version >= 10:
             # A topic without an id cannot be named in this version.
@@ -259,6 +278,9 @@ def _pick(context: RequestContext, held: TopicOffsets, unstable: Collection[Slot
             unknown = [(index, _NOTHING, ErrorCode.UNKNOWN_TOPIC_ID) for index in wanted.partitions]
             return _Found(name, topic_id, unknown)
         name = topic.name
+    if not context.may(*DESCRIBE_TOPIC, name):
+        refused = [(index, _NOTHING, ErrorCode.TOPIC_AUTHORIZATION_FAILED) for index in wanted.partitions]
+        return _Found(wanted.name, topic_id, refused)
     partitions = held.get(name, {})
     picked = []
     for index in wanted.partitions:
@@ -270,9 +292,12 @@ def _pick(context: RequestContext, held: TopicOffsets, unstable: Collection[Slot
     return _Found(name, topic_id, picked)
 
 
-@api(ApiKey.OFFSET_DELETE, OffsetDeleteRequest, "0")
+@api(ApiKey.OFFSET_DELETE, OffsetDeleteRequest, "0", needs=judged(DELETE_GROUP, READ_TOPIC))
 async def offset_delete(context: RequestContext, request: OffsetDeleteRequest) -> OffsetDeleteResponse:
     """Delete committed offsets, durably, of topics that no member of the group subscribes to (KIP-496)."""
+    if not context.may(*DELETE_GROUP, request.group_id):
+        return OffsetDeleteResponse(error_code=ErrorCode.GROUP_AUTHORIZATION_FAILED)
+    may_read = context.rights(*READ_TOPIC)
     response = OffsetDeleteResponse()
     answers: dict[tuple[str, int], OffsetDeleteResponse.OffsetDeleteResponsePartition] = {}
     for topic in request.topics:
@@ -283,7 +308,9 @@ async def offset_delete(context: RequestContext, request: OffsetDeleteRequest) -
             index = partition.partition_index
             answer = OffsetDeleteResponse.OffsetDeleteResponsePartition(partition_index=index)
             answered.partitions.append(answer)
-            if known is None or not 0 <= index < len(known.partitions):
+            if not may_read(topic.name):
+                answer.error_code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            elif known is None or not 0 <= index < len(known.partitions):
                 answer.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             else:
                 answers[topic.name, index] = answer

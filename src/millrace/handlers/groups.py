@@ -14,11 +14,21 @@ from millrace.errors import ApiError, ErrorCode
 from millrace.groups.classic.effects import JoinRequest, JoinResult, LeaveRequest, Protocol, SyncRequest
 from millrace.groups.classic.group import GroupState
 from millrace.groups.coordinator import DescribedGroup
-from millrace.handlers.context import RequestContext
+from millrace.handlers.context import RequestContext, anything
+from millrace.handlers.needs import (
+    CLUSTER_ACTION,
+    DELETE_GROUP,
+    DESCRIBE_CLUSTER,
+    DESCRIBE_GROUP,
+    DESCRIBE_TRANSACTIONAL_ID,
+    READ_GROUP,
+    judged,
+)
 from millrace.handlers.registry import api
 from millrace.model import CONSUMER_OFFSETS_TOPIC, SHARE_STATE_TOPIC, TRANSACTION_STATE_TOPIC
 from millrace.queues.records import ShareKey
 from millrace.queues.state import partition_for
+from millrace.security.acls import ResourceKind
 from millrace.wire.keys import ApiKey
 from millrace.wire.messages.groups import (
     DeleteGroupsRequest,
@@ -43,26 +53,29 @@ _GROUP_KEY: Final = 0
 _TRANSACTION_KEY: Final = 1
 _SHARE_KEY: Final = 2
 
-# Without an authorizer everybody may do everything that can be done to a group: read, delete, describe, and describe
-# and alter its settings.
-ALL_GROUP_OPERATIONS: Final = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11
 
-
-@api(ApiKey.FIND_COORDINATOR, FindCoordinatorRequest, "0-6")
+@api(
+    ApiKey.FIND_COORDINATOR,
+    FindCoordinatorRequest,
+    "0-6",
+    needs=judged(DESCRIBE_GROUP, DESCRIBE_TRANSACTIONAL_ID, CLUSTER_ACTION),
+)
 async def find_coordinator(context: RequestContext, request: FindCoordinatorRequest) -> FindCoordinatorResponse:
     """Name the broker that coordinates a group, a transactional id or a share-partition.
 
     The topic that keeps its state is made the first time anybody asks.
 
     Versions: v1 adds the type of the key (v0 asks for groups), v4 asks for several keys at once (KIP-699), v6 for
-    share-partitions, named `group:topic id:partition` (KIP-932).
+    share-partitions, named `group:topic id:partition` (KIP-932), which is for brokers.
     """
     keys = request.coordinator_keys if context.version >= 4 else [request.key]
     found = []
+    context.rights(*DESCRIBE_GROUP)
     topic: TopicImage | None = None
     for key in keys:
         coordinator = FindCoordinatorResponse.Coordinator(key=key, node_id=-1, port=-1, error_message=None)
         try:
+            _demand_to_find(context, request.key_type, key)
             name = _state_topic(request.key_type, context.version)
             index = _partition_of(context, name, key)
             if topic is None:
@@ -81,6 +94,15 @@ async def find_coordinator(context: RequestContext, request: FindCoordinatorRequ
         host=only.host,
         port=only.port,
     )
+
+
+def _demand_to_find(context: RequestContext, key_type: int, key: str) -> None:
+    if key_type == _TRANSACTION_KEY:
+        context.demand(*DESCRIBE_TRANSACTIONAL_ID, key)
+    elif key_type == _SHARE_KEY:
+        context.demand(*CLUSTER_ACTION)
+    else:
+        context.demand(*DESCRIBE_GROUP, key)
 
 
 def _state_topic(key_type: int, version: int) -> str:
@@ -128,7 +150,7 @@ def _leader(context: RequestContext, topic: TopicImage, index: int) -> tuple[int
     return leader, endpoint.host, endpoint.port
 
 
-@api(ApiKey.JOIN_GROUP, JoinGroupRequest, "0-9")
+@api(ApiKey.JOIN_GROUP, JoinGroupRequest, "0-9", needs=judged(READ_GROUP))
 async def join_group(context: RequestContext, request: JoinGroupRequest) -> JoinGroupResponse:
     """Join a group, or join again; the answer comes when the rebalance that this is part of has a generation.
 
@@ -140,6 +162,7 @@ async def join_group(context: RequestContext, request: JoinGroupRequest) -> Join
     """
     rebalance_timeout_ms = request.rebalance_timeout_ms if context.version >= 1 else request.session_timeout_ms
     try:
+        context.demand(*READ_GROUP, request.group_id)
         result = await context.broker.groups.join(
             request.group_id,
             JoinRequest(
@@ -176,7 +199,7 @@ async def join_group(context: RequestContext, request: JoinGroupRequest) -> Join
     )
 
 
-@api(ApiKey.SYNC_GROUP, SyncGroupRequest, "0-5")
+@api(ApiKey.SYNC_GROUP, SyncGroupRequest, "0-5", needs=judged(READ_GROUP))
 async def sync_group(context: RequestContext, request: SyncGroupRequest) -> SyncGroupResponse:
     """Get the assignment of this generation; the leader brings it, the others wait for the leader.
 
@@ -185,9 +208,10 @@ async def sync_group(context: RequestContext, request: SyncGroupRequest) -> Sync
     Versions: v3 adds group.instance.id, v5 names the protocol on both sides (INCONSISTENT_GROUP_PROTOCOL where they
     disagree, or where the request leaves them out).
     """
-    if context.version >= 5 and (request.protocol_type is None or request.protocol_name is None):
-        return SyncGroupResponse(error_code=ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
     try:
+        context.demand(*READ_GROUP, request.group_id)
+        if context.version >= 5 and (request.protocol_type is None or request.protocol_name is None):
+            raise ApiError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
         result = await context.broker.groups.sync(
             request.group_id,
             SyncRequest(
@@ -209,19 +233,21 @@ async def sync_group(context: RequestContext, request: SyncGroupRequest) -> Sync
     )
 
 
-@api(ApiKey.HEARTBEAT, HeartbeatRequest, "0-4")
+@api(ApiKey.HEARTBEAT, HeartbeatRequest, "0-4", needs=judged(READ_GROUP))
 def heartbeat(context: RequestContext, request: HeartbeatRequest) -> HeartbeatResponse:
     """Keep a member's session alive; REBALANCE_IN_PROGRESS asks it to join again.
 
     Versions: v3 adds group.instance.id, whose former owner is fenced.
     """
+    if not context.may(*READ_GROUP, request.group_id):
+        return HeartbeatResponse(error_code=ErrorCode.GROUP_AUTHORIZATION_FAILED)
     error = context.broker.groups.heartbeat(
         request.group_id, request.member_id, request.group_instance_id, request.generation_id
     )
     return HeartbeatResponse(error_code=error)
 
 
-@api(ApiKey.LEAVE_GROUP, LeaveGroupRequest, "0-5")
+@api(ApiKey.LEAVE_GROUP, LeaveGroupRequest, "0-5", needs=judged(READ_GROUP))
 def leave_group(context: RequestContext, request: LeaveGroupRequest) -> LeaveGroupResponse:
     """Take members out of a group at once, instead of when their sessions end.
 
@@ -233,6 +259,7 @@ def leave_group(context: RequestContext, request: LeaveGroupRequest) -> LeaveGro
     else:
         leaving = [LeaveRequest(request.member_id)]
     try:
+        context.demand(*READ_GROUP, request.group_id)
         results = context.broker.groups.leave(request.group_id, leaving)
     except ApiError as error:
         return LeaveGroupResponse(error_code=error.code)
@@ -248,13 +275,14 @@ def leave_group(context: RequestContext, request: LeaveGroupRequest) -> LeaveGro
     )
 
 
-@api(ApiKey.LIST_GROUPS, ListGroupsRequest, "0-5")
+@api(ApiKey.LIST_GROUPS, ListGroupsRequest, "0-5", needs=judged(DESCRIBE_CLUSTER, DESCRIBE_GROUP))
 def list_groups(context: RequestContext, request: ListGroupsRequest) -> ListGroupsResponse:
-    """The groups that this broker coordinates.
+    """The groups that this broker coordinates: all for who may describe the cluster, else those that may be described.
 
     Versions: v4 filters by state and returns it (KIP-518), v5 the same with types (KIP-848); upper and lower case do
     not matter, and a name that no state or type has matches nothing.
     """
+    may_describe = anything if context.may(*DESCRIBE_CLUSTER) else context.rights(*DESCRIBE_GROUP)
     error, groups = context.broker.groups.list_groups(request.states_filter, request.types_filter)
     return ListGroupsResponse(
         error_code=error,
@@ -266,18 +294,19 @@ def list_groups(context: RequestContext, request: ListGroupsRequest) -> ListGrou
                 group_type=group.group_type,
             )
             for group in groups
+            if may_describe(group.group_id)
         ],
     )
 
 
-@api(ApiKey.DESCRIBE_GROUPS, DescribeGroupsRequest, "0-6")
+@api(ApiKey.DESCRIBE_GROUPS, DescribeGroupsRequest, "0-6", needs=judged(DESCRIBE_GROUP))
 def describe_groups(context: RequestContext, request: DescribeGroupsRequest) -> DescribeGroupsResponse:
     """The state, protocol and members of groups; metadata only while a group is stable.
 
-    Versions: v3 can ask for authorized operations (all of them, for there is no authorizer), v4 adds
-    group.instance.id, v6 says GROUP_ID_NOT_FOUND where earlier ones describe an unknown group as Dead (KIP-1043). A
-    KIP-848 group is unknown here; ConsumerGroupDescribe knows it.
+    Versions: v3 can ask for authorized operations, v4 adds group.instance.id, v6 says GROUP_ID_NOT_FOUND where earlier
+    ones describe an unknown group as Dead (KIP-1043). A KIP-848 group is unknown here; ConsumerGroupDescribe knows it.
     """
+    context.rights(*DESCRIBE_GROUP)
     distinct = dict.fromkeys(request.groups)
     return DescribeGroupsResponse(groups=[_describe(context, request, group_id) for group_id in distinct])
 
@@ -286,6 +315,7 @@ def _describe(
     context: RequestContext, request: DescribeGroupsRequest, group_id: str
 ) -> DescribeGroupsResponse.DescribedGroup:
     try:
+        context.demand(*DESCRIBE_GROUP, group_id)
         group = context.broker.groups.describe(group_id)
     except ApiError as error:
         return DescribeGroupsResponse.DescribedGroup(
@@ -294,7 +324,10 @@ def _describe(
             error_message=error.message if context.version >= 6 else None,
         )
     if group is not None:
-        return _described(group, with_operations=request.include_authorized_operations)
+        described = _described(group)
+        if request.include_authorized_operations:
+            described.authorized_operations = context.allowed_operations(ResourceKind.GROUP, group_id)
+        return described
     missing = DescribeGroupsResponse.DescribedGroup(group_id=group_id, group_state=GroupState.DEAD.value)
     if context.version >= 6:
         missing.error_code = ErrorCode.GROUP_ID_NOT_FOUND
@@ -302,8 +335,8 @@ def _describe(
     return missing
 
 
-def _described(group: DescribedGroup, *, with_operations: bool) -> DescribeGroupsResponse.DescribedGroup:
-    described = DescribeGroupsResponse.DescribedGroup(
+def _described(group: DescribedGroup) -> DescribeGroupsResponse.DescribedGroup:
+    return DescribeGroupsResponse.DescribedGroup(
         group_id=group.group_id,
         group_state=group.state.value,
         protocol_type=group.protocol_type,
@@ -320,15 +353,15 @@ def _described(group: DescribedGroup, *, with_operations: bool) -> DescribeGroup
             for member in group.members
         ],
     )
-    if with_operations:
-        described.authorized_operations = ALL_GROUP_OPERATIONS
-    return described
 
 
-@api(ApiKey.DELETE_GROUPS, DeleteGroupsRequest, "0-2")
+@api(ApiKey.DELETE_GROUPS, DeleteGroupsRequest, "0-2", needs=judged(DELETE_GROUP))
 async def delete_groups(context: RequestContext, request: DeleteGroupsRequest) -> DeleteGroupsResponse:
     """Delete groups that have no members, with their committed offsets, durably."""
-    results = await context.broker.groups.delete_groups(request.groups_names)
+    may_delete = context.rights(*DELETE_GROUP)
+    refused = ErrorCode.GROUP_AUTHORIZATION_FAILED
+    results = {name: refused for name in request.groups_names if not may_delete(name)}
+    results |= await context.broker.groups.delete_groups([name for name in request.groups_names if name not in results])
     return DeleteGroupsResponse(
         results=[
             DeleteGroupsResponse.DeletableGroupResult(group_id=group_id, error_code=error)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from millrace.errors import ErrorCode
+from millrace.errors import ApiError, ErrorCode
 from millrace.handlers.context import RequestContext
+from millrace.handlers.needs import cluster
 from millrace.handlers.registry import api
 from millrace.model import TopicPartition
+from millrace.security.acls import Operation
 from millrace.storage.logdirs import DirectoryDescription
 from millrace.storage.moves import LogDescription
 from millrace.wire.keys import ApiKey
@@ -26,7 +28,20 @@ _Partition = DescribeLogDirsResponse.DescribeLogDirsPartition
 _Moved = AlterReplicaLogDirsResponse.AlterReplicaLogDirPartitionResult
 
 
-@api(ApiKey.DESCRIBE_LOG_DIRS, DescribeLogDirsRequest, "1-5")
+def _refuse_description(
+    context: RequestContext, _request: DescribeLogDirsRequest, error: ApiError
+) -> DescribeLogDirsResponse:
+    # Before v3 there is no place for an error: nothing is all that is said, as in Kafka.
+    return DescribeLogDirsResponse(error_code=error.code if context.version >= 3 else ErrorCode.NONE)
+
+
+@api(
+    ApiKey.DESCRIBE_LOG_DIRS,
+    DescribeLogDirsRequest,
+    "1-5",
+    needs=cluster(Operation.DESCRIBE),
+    refuse=_refuse_description,
+)
 def describe_log_dirs(context: RequestContext, request: DescribeLogDirsRequest) -> DescribeLogDirsResponse:
     """The size of each partition in each data directory, of all partitions or of those asked for.
 
@@ -36,10 +51,10 @@ def describe_log_dirs(context: RequestContext, request: DescribeLogDirsRequest) 
     The lag is what a replica misses of what is known to be committed. A replica that moves is in both directories, in
     the new one as a future replica, whose lag is what was not copied yet.
 
-    Versions: v3 has an error for the whole answer, v4 the size of the disk and what is free on it, v5 cordoned
-    directories.
+    Versions: v3 has an error for the whole answer (before, who may not ask is told nothing), v4 the size of the disk
+    and what is free on it, v5 cordoned directories.
 
-    Not done: authorization; cordoned directories, of which there are none.
+    Not done: cordoned directories, of which there are none.
     """
     wanted: set[tuple[str, int]] | None = None
     if request.topics is not None:
@@ -97,7 +112,24 @@ def _partition(context: RequestContext, log: LogDescription, ends: Mapping[Topic
     return _Partition(partition_index=index, partition_size=log.size_bytes, offset_lag=lag)
 
 
-@api(ApiKey.ALTER_REPLICA_LOG_DIRS, AlterReplicaLogDirsRequest, "1-2")
+def _refuse_moves(
+    _context: RequestContext, request: AlterReplicaLogDirsRequest, error: ApiError
+) -> AlterReplicaLogDirsResponse:
+    return _moved(
+        (topic.name, index, error.code)
+        for wanted in request.dirs
+        for topic in wanted.topics
+        for index in topic.partitions
+    )
+
+
+@api(
+    ApiKey.ALTER_REPLICA_LOG_DIRS,
+    AlterReplicaLogDirsRequest,
+    "1-2",
+    needs=cluster(Operation.ALTER),
+    refuse=_refuse_moves,
+)
 def alter_replica_log_dirs(context: RequestContext, request: AlterReplicaLogDirsRequest) -> AlterReplicaLogDirsResponse:
     """Say in which of this broker's data directories a replica should lie; each partition has its own outcome.
 
@@ -108,17 +140,20 @@ def alter_replica_log_dirs(context: RequestContext, request: AlterReplicaLogDirs
     nothing to move: its log will be made there, unless the broker is started again before.
 
     A stop of the broker gives up what has not moved: ask again.
-
-    Not done: authorization.
     """
     directories = {directory.path.absolute(): directory for directory in context.broker.log_dirs.describe()}
+    return _moved(
+        (topic.name, index, _placing(context, directories.get(Path(wanted.path)), TopicPartition(topic.name, index)))
+        for wanted in request.dirs
+        for topic in wanted.topics
+        for index in topic.partitions
+    )
+
+
+def _moved(outcomes: Iterable[tuple[str, int, ErrorCode]]) -> AlterReplicaLogDirsResponse:
     topics: dict[str, list[_Moved]] = defaultdict(list)
-    for wanted in request.dirs:
-        directory = directories.get(Path(wanted.path))
-        for topic in wanted.topics:
-            for index in topic.partitions:
-                code = _placing(context, directory, TopicPartition(topic.name, index))
-                topics[topic.name].append(_Moved(partition_index=index, error_code=code))
+    for name, index, code in outcomes:
+        topics[name].append(_Moved(partition_index=index, error_code=code))
     return AlterReplicaLogDirsResponse(
         results=[
             AlterReplicaLogDirsResponse.AlterReplicaLogDirTopicResult(topic_name=name, partitions=partitions)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from millrace.errors import ErrorCode, MillraceError, code_of
 from millrace.handlers.context import RequestContext, Services
+from millrace.handlers.needs import ALTER_CLUSTER, CLUSTER_ACTION, judged
 from millrace.handlers.registry import api
 from millrace.model import CONSUMER_OFFSETS_TOPIC
 from millrace.wire.keys import ApiKey
@@ -28,7 +29,9 @@ _Results = dict[int, dict[str, dict[int, ErrorCode]]]
 """Producer id, topic and partition -> how it went."""
 
 
-@api(ApiKey.WRITE_TXN_MARKERS, WriteTxnMarkersRequest, "1-2", overlaps=True)
+@api(
+    ApiKey.WRITE_TXN_MARKERS, WriteTxnMarkersRequest, "1-2", needs=judged(ALTER_CLUSTER, CLUSTER_ACTION), overlaps=True
+)
 async def write_txn_markers(context: RequestContext, request: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
     """Write the marker of each transaction into its partitions; answered when all are committed, as with acks=all.
 
@@ -37,10 +40,12 @@ async def write_txn_markers(context: RequestContext, request: WriteTxnMarkersReq
     `request.timeout.ms`. A marker that is written again does no harm. Group offsets of a transaction become visible
     when its marker in `__consumer_offsets` is committed, in the order of the markers.
 
-    Versions: v2 has the transaction version; from 2 on a marker needs a higher producer epoch than the records it ends.
+    For brokers, and for administrators: CLUSTER_AUTHORIZATION_FAILED in every partition for anybody else.
 
-    Not done: authorization.
+    Versions: v2 has the transaction version; from 2 on a marker needs a higher producer epoch than the records it ends.
     """
+    if not (context.may(*ALTER_CLUSTER) or context.may(*CLUSTER_ACTION)):
+        return _refused(request)
     return await write_markers(context.broker, request)
 
 
@@ -129,6 +134,15 @@ class _Writing:
     def _expire(self) -> None:
         if not self._over.done():
             self._over.set_result(None)
+
+
+def _refused(request: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
+    results: _Results = {}
+    for marker in request.markers:
+        for topic in marker.topics:
+            codes = results.setdefault(marker.producer_id, {}).setdefault(topic.name, {})
+            codes.update(dict.fromkeys(topic.partition_indexes, ErrorCode.CLUSTER_AUTHORIZATION_FAILED))
+    return _response(results)
 
 
 def _response(results: _Results) -> WriteTxnMarkersResponse:

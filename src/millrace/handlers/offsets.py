@@ -7,8 +7,9 @@ from collections.abc import Coroutine
 from typing import Any, Final
 
 from millrace.errors import ApiError, ErrorCode, MillraceError, code_of
-from millrace.handlers.context import RequestContext
+from millrace.handlers.context import RequestContext, anything
 from millrace.handlers.fetch import READ_COMMITTED
+from millrace.handlers.needs import CLUSTER_ACTION, DESCRIBE_TOPIC, judged
 from millrace.handlers.registry import api
 from millrace.handlers.settling import Ends, settle, unsettled
 from millrace.model import NO_EPOCH, NO_TIMESTAMP
@@ -37,7 +38,7 @@ _Found = tuple[int, int, int]
 """Offset, timestamp in milliseconds, leader epoch."""
 
 
-@api(ApiKey.LIST_OFFSETS, ListOffsetsRequest, "1-11")
+@api(ApiKey.LIST_OFFSETS, ListOffsetsRequest, "1-11", needs=judged(DESCRIBE_TOPIC))
 def list_offsets(
     context: RequestContext, request: ListOffsetsRequest
 ) -> ListOffsetsResponse | Coroutine[Any, Any, ListOffsetsResponse]:
@@ -52,9 +53,11 @@ def list_offsets(
     latest tiered; v11 earliest pending upload. Without tiered storage the earliest local offset is the earliest, and
     nothing is tiered.
     """
+    may_describe = context.rights(*DESCRIBE_TOPIC)
     ends = unsettled(
         context.broker.replicas.led(topic.name, item.partition_index)
         for topic in request.topics
+        if may_describe(topic.name)
         for item in topic.partitions
         if item.timestamp >= 0 or item.timestamp in (LATEST, MAX_TIMESTAMP)
     )
@@ -67,12 +70,15 @@ async def _list_settled(context: RequestContext, request: ListOffsetsRequest, en
 
 
 def _list(context: RequestContext, request: ListOffsetsRequest, ends: Ends) -> ListOffsetsResponse:
+    may_describe = context.rights(*DESCRIBE_TOPIC)
     times = Counter((topic.name, item.partition_index) for topic in request.topics for item in topic.partitions)
     topics = []
     for topic in request.topics:
         answers = []
         for item in topic.partitions:
             try:
+                if not may_describe(topic.name):
+                    raise context.refusal(*DESCRIBE_TOPIC, topic.name)
                 if times[topic.name, item.partition_index] > 1:
                     raise ApiError(ErrorCode.INVALID_REQUEST, "the partition is named twice")
                 partition = context.broker.replicas.find(topic.name, item.partition_index)
@@ -130,7 +136,12 @@ def _find(partition: Partition, timestamp_ms: int, version: int, end: int, *, re
     return found or (UNKNOWN_OFFSET, NO_TIMESTAMP, NO_EPOCH)
 
 
-@api(ApiKey.OFFSET_FOR_LEADER_EPOCH, OffsetForLeaderEpochRequest, "2-4")
+@api(
+    ApiKey.OFFSET_FOR_LEADER_EPOCH,
+    OffsetForLeaderEpochRequest,
+    "2-4",
+    needs=judged(CLUSTER_ACTION, DESCRIBE_TOPIC),
+)
 def offset_for_leader_epoch(
     context: RequestContext, request: OffsetForLeaderEpochRequest
 ) -> OffsetForLeaderEpochResponse:
@@ -139,11 +150,14 @@ def offset_for_leader_epoch(
     An epoch that this log never had is answered with the largest one below it.
     """
     results = []
+    may_describe = anything if context.may(*CLUSTER_ACTION) else context.rights(*DESCRIBE_TOPIC)
     for topic in request.topics:
         answers = []
         for item in topic.partitions:
             answer = OffsetForLeaderEpochResponse.EpochEndOffset(partition=item.partition)
             try:
+                if not may_describe(topic.topic):
+                    raise context.refusal(*DESCRIBE_TOPIC, topic.topic)
                 partition = context.broker.replicas.find(topic.topic, item.partition)
                 partition.check_leader_epoch(item.current_leader_epoch)
                 if item.leader_epoch == partition.leader_epoch:

@@ -14,9 +14,11 @@ from millrace.cluster.reassignments import Reassignment
 from millrace.errors import ApiError, ErrorCode
 from millrace.handlers.context import RequestContext
 from millrace.handlers.forwarding import on_controller
+from millrace.handlers.needs import cluster
 from millrace.handlers.registry import api
 from millrace.metadata.deltas import PartitionState
 from millrace.model import TopicPartition
+from millrace.security.acls import Operation
 from millrace.wire.keys import ApiKey
 from millrace.wire.messages.partitions import (
     AlterPartitionReassignmentsRequest,
@@ -41,7 +43,7 @@ def _refuse_election(context: RequestContext, request: ElectLeadersRequest, erro
     return response
 
 
-@api(ApiKey.ELECT_LEADERS, ElectLeadersRequest, "0-2")
+@api(ApiKey.ELECT_LEADERS, ElectLeadersRequest, "0-2", needs=cluster(Operation.ALTER))
 @on_controller(_refuse_election)
 async def elect_leaders(context: RequestContext, request: ElectLeadersRequest) -> ElectLeadersResponse:
     """Make the preferred replica the leader, or, where nobody leads and data may be lost, the one with the longest log.
@@ -50,8 +52,6 @@ async def elect_leaders(context: RequestContext, request: ElectLeadersRequest) -
     all are asked for, and those that need no election are left out of the answer.
 
     Versions: v0 knows only preferred elections; v1 adds the kind (KIP-460).
-
-    Not done: authorization.
     """
     kind = _KINDS.get(request.election_type)
     if kind is None:
@@ -128,7 +128,12 @@ def _follows(state: PartitionState, target: list[int] | None) -> bool:
     return state.is_reassigning or list(state.replicas) == target
 
 
-@api(ApiKey.ALTER_PARTITION_REASSIGNMENTS, AlterPartitionReassignmentsRequest, "0-1")
+@api(
+    ApiKey.ALTER_PARTITION_REASSIGNMENTS,
+    AlterPartitionReassignmentsRequest,
+    "0-1",
+    needs=cluster(Operation.ALTER),
+)
 @on_controller(_refuse_reassignment, settled=_are_begun)
 async def alter_partition_reassignments(
     context: RequestContext, request: AlterPartitionReassignmentsRequest
@@ -139,8 +144,6 @@ async def alter_partition_reassignments(
     that a partition has is done at once; a new one takes the place of one under way (KIP-455).
 
     Versions: v1 can refuse moves that change the number of replicas.
-
-    Not done: authorization.
     """
     items = [
         Reassignment(topic.name, item.partition_index, None if item.replicas is None else tuple(item.replicas))
@@ -173,15 +176,18 @@ def _moved(index: int, error: ApiError | None) -> _Moved:
     return _Moved(partition_index=index, error_code=_code(error), error_message=_text(error))
 
 
-@api(ApiKey.LIST_PARTITION_REASSIGNMENTS, ListPartitionReassignmentsRequest, "0")
+@api(
+    ApiKey.LIST_PARTITION_REASSIGNMENTS,
+    ListPartitionReassignmentsRequest,
+    "0",
+    needs=cluster(Operation.DESCRIBE),
+)
 def list_partition_reassignments(
     context: RequestContext, request: ListPartitionReassignmentsRequest
 ) -> ListPartitionReassignmentsResponse:
     """The moves of replicas that are under way: of all topics, or of the partitions asked for.
 
     Any broker answers, from its own image. A partition that is not moving, or not there, is left out, as in Kafka.
-
-    Not done: authorization.
     """
     image = context.broker.image
     if request.topics is None:

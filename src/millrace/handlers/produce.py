@@ -11,12 +11,21 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from millrace.errors import ApiError, ErrorCode, InvalidRecordsError, MillraceError, ProtocolError, code_of, text_of
-from millrace.handlers.context import RequestContext
+from millrace.handlers.context import RequestContext, Rights, anything
+from millrace.handlers.forwarding import is_from_broker
 from millrace.handlers.leaders import leader_hint
+from millrace.handlers.needs import WRITE_TOPIC, WRITE_TRANSACTIONAL_ID, judged
 from millrace.handlers.promise import Promise
 from millrace.handlers.registry import api
-from millrace.handlers.transactional import Admitted, ask, in_line, is_admitted_at_once, is_first_in_line
-from millrace.model import INTERNAL_TOPICS
+from millrace.handlers.transactional import (
+    Admitted,
+    ask,
+    in_line,
+    is_admitted_at_once,
+    is_first_in_line,
+    is_transactional,
+)
+from millrace.model import AUDIT_LOG_TOPIC, INTERNAL_TOPICS
 from millrace.records.batch import CODEC_MASK, TRANSACTIONAL_BIT, attributes_of
 from millrace.records.compression import Codec
 from millrace.wire.hot import ProduceCall, ProducePartition, ProduceResult, TopicKey, read_produce, write_produce
@@ -26,7 +35,6 @@ from millrace.wire.messages.produce import ProduceRequest
 if TYPE_CHECKING:
     from millrace.clock import Clock, Timer
     from millrace.replication.partition import Partition
-    from millrace.replication.replicas import Replicas
     from millrace.storage.log import Appended
 
 ACKS_ALL: Final = -1
@@ -44,6 +52,7 @@ _Place = tuple[TopicKey, list[ProduceResult], int]
     ApiKey.PRODUCE,
     ProduceRequest,
     "3-13",
+    needs=judged(WRITE_TOPIC, WRITE_TRANSACTIONAL_ID),
     overlaps=True,
     advertised_min=0,
     decoder=read_produce,
@@ -63,7 +72,8 @@ def produce(
     Before the first batch of a transaction is appended to a partition its coordinator is asked (KIP-890): up to v11
     whether the partition was added to the transaction, unless `transaction.partition.verification.enable` is off; from
     v12 on to add it. Meanwhile what the same connection produces in transactions waits, so that the order is kept. A
-    transactional batch without a transactional id is refused with TRANSACTIONAL_ID_AUTHORIZATION_FAILED, several
+    transactional batch without a transactional id, or one whose id may not be written, is refused with
+    TRANSACTIONAL_ID_AUTHORIZATION_FAILED, by what the batch says and not the request (CVE-2018-17196); several
     producers in one request with INVALID_PRODUCER_ID_MAPPING. A batch with the sequences of one whose transaction has
     ended is UNKNOWN_PRODUCER_ID, and no duplicate as in Kafka: librdkafka gives the sequences of a batch that it has
     dropped to the next one.
@@ -72,24 +82,53 @@ def produce(
     bad records; v11 knows TRANSACTION_ABORTABLE, before it is INVALID_TXN_STATE; v12 adds partitions to transactions;
     v13 names topics by id.
     """
+    may_write = context.rights(*WRITE_TOPIC)
+    refused = [] if may_write is anything else _judge(context, call, may_write)
     if call.transactional_id is None:
-        return _append_all(context, call, None)
+        return _append_all(context, call, None, refused)
     if is_first_in_line(context):
         question = ask(context, call)
         if is_admitted_at_once(context, call, question):
-            return _append_all(context, call, question.admitted)
-    return in_line(context, call, lambda admitted: _append_all(context, call, admitted))
+            return _append_all(context, call, question.admitted, refused)
+    return in_line(context, call, lambda admitted: _append_all(context, call, admitted, refused))
+
+
+def _judge(context: RequestContext, call: ProduceCall, may_write: Rights) -> ProduceAnswer:
+    """Take out of a request what may not be written; the answers to that."""
+    if is_transactional(call) and (
+        call.transactional_id is None or not context.may(*WRITE_TRANSACTIONAL_ID, call.transactional_id)
+    ):
+        code = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+        refused, call.topics = call.topics, []
+    else:
+        code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        name_of = context.broker.replicas.name_of
+        # Of an id that is not known that will be said.
+        refused = [
+            topic
+            for topic in call.topics
+            if (name := name_of(topic[0])) and not may_write(name) and not _is_own(context, name)
+        ]
+        if refused:
+            keys = {key for key, _ in refused}
+            call.topics = [topic for topic in call.topics if topic[0] not in keys]
+    return [(key, [ProduceResult(item.partition, code) for item in partitions]) for key, partitions in refused]
+
+
+def _is_own(context: RequestContext, topic: str) -> bool:
+    """Whether a broker writes its audit log here (`replication.audit_topic`)."""
+    return topic == AUDIT_LOG_TOPIC and is_from_broker(context)
 
 
 def _append_all(
-    context: RequestContext, call: ProduceCall, admitted: Admitted | None
+    context: RequestContext, call: ProduceCall, admitted: Admitted | None, refused: ProduceAnswer
 ) -> _Produced | Promise[_Produced]:
+    """Append what may be written; `refused` is the answer for the rest."""
     acks = call.acks
     refusal: ApiError | None = None
     if acks not in (ACKS_ALL, ACKS_LEADER, ACKS_NONE):
         refusal = ApiError(ErrorCode.INVALID_REQUIRED_ACKS, f"acks is {acks}; it must be -1, 0 or 1")
-    replicas = context.broker.replicas
-    answer: ProduceAnswer = []
+    answer: ProduceAnswer = refused
     commit: _Commit | None = None
     for key, partitions in call.topics:
         results: list[ProduceResult] = []
@@ -98,7 +137,7 @@ def _append_all(
             try:
                 if refusal is not None:
                     raise refusal
-                partition, appended = _append(replicas, key, item, acks, context.version, admitted)
+                partition, appended = _append(context, key, item, acks, admitted)
             except MillraceError as error:
                 results.append(_refused(context, key, item.partition, error))
                 continue
@@ -189,19 +228,19 @@ def _refused(context: RequestContext, key: TopicKey, partition: int, error: Mill
 
 
 def _append(
-    replicas: Replicas, key: TopicKey, item: ProducePartition, acks: int, version: int, admitted: Admitted | None
+    context: RequestContext, key: TopicKey, item: ProducePartition, acks: int, admitted: Admitted | None
 ) -> tuple[Partition, Appended]:
-    partition = replicas.find(key, item.partition)
+    partition = context.broker.replicas.find(key, item.partition)
     leadership = partition.leadership
     if leadership is not None and leadership.under_min_isr and acks == ACKS_ALL:
         partition.check_in_sync()
-    if partition.topic in INTERNAL_TOPICS:
+    if partition.topic in INTERNAL_TOPICS and not _is_own(context, partition.topic):
         raise ApiError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{partition.topic} is written by the broker alone")
     if item.records is None:
         raise ApiError(ErrorCode.INVALID_RECORD, "the record set is null")
     attributes = attributes_of(item.records)
     if attributes & (TRANSACTIONAL_BIT | CODEC_MASK):
-        _check_attributes(attributes, version, admitted)
+        _check_attributes(attributes, context.version, admitted)
     if admitted is None:
         return partition, partition.append(item.records)
     return partition, partition.append(item.records, verification=admitted.verification(key, item.partition))

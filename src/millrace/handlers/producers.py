@@ -7,6 +7,7 @@ from typing import Final
 
 from millrace.errors import ApiError, ErrorCode, MillraceError, code_of, text_of
 from millrace.handlers.context import RequestContext
+from millrace.handlers.needs import IDEMPOTENT_WRITE, READ_TOPIC, WRITE_TOPIC, WRITE_TRANSACTIONAL_ID, judged
 from millrace.handlers.registry import api
 from millrace.model import NO_PRODUCER_EPOCH, NO_PRODUCER_ID
 from millrace.transactions.state import NOBODY, Producer
@@ -24,7 +25,13 @@ _FENCED_SINCE: Final = 4
 """From this version on a fenced producer is told PRODUCER_FENCED (KIP-588)."""
 
 
-@api(ApiKey.INIT_PRODUCER_ID, InitProducerIdRequest, "0-5", overlaps=True)
+@api(
+    ApiKey.INIT_PRODUCER_ID,
+    InitProducerIdRequest,
+    "0-5",
+    needs=judged(WRITE_TRANSACTIONAL_ID, IDEMPOTENT_WRITE, WRITE_TOPIC),
+    overlaps=True,
+)
 async def init_producer_id(context: RequestContext, request: InitProducerIdRequest) -> InitProducerIdResponse:
     """Give an idempotent producer a new id with epoch 0, and a transactional one the next epoch of its id.
 
@@ -38,10 +45,16 @@ async def init_producer_id(context: RequestContext, request: InitProducerIdReque
     error, and may repeat the request; an idempotent one gets a new id all the same, as in Kafka. Up to v3 a fenced
     producer gets INVALID_PRODUCER_EPOCH, from v4 PRODUCER_FENCED.
 
+    Who may write to any topic at all may ask for an id without a transactional id.
+
     Not done: v6 with prepared transactions (KIP-939), which is unstable in Kafka, too.
     """
     if request.transactional_id is not None:
+        if not context.may(*WRITE_TRANSACTIONAL_ID, request.transactional_id):
+            return _no_id(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
         return await _begin(context, request, request.transactional_id)
+    if not (context.may(*IDEMPOTENT_WRITE) or context.may_any(*WRITE_TOPIC)):
+        return _no_id(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
     try:
         producer_id = await context.broker.producer_ids.next()
     except ApiError as error:
@@ -70,15 +83,18 @@ def _no_id(code: ErrorCode) -> InitProducerIdResponse:
     return InitProducerIdResponse(error_code=code, producer_id=NO_PRODUCER_ID, producer_epoch=NO_PRODUCER_EPOCH)
 
 
-@api(ApiKey.DESCRIBE_PRODUCERS, DescribeProducersRequest, "0")
+@api(ApiKey.DESCRIBE_PRODUCERS, DescribeProducersRequest, "0", needs=judged(READ_TOPIC))
 def describe_producers(context: RequestContext, request: DescribeProducersRequest) -> DescribeProducersResponse:
     """The producers that a partition remembers, with their last sequence and when they wrote it."""
     topics = []
+    may_read = context.rights(*READ_TOPIC)
     for topic in request.topics:
         answers = []
         for index in dict.fromkeys(topic.partition_indexes):
             answer = DescribeProducersResponse.PartitionResponse(partition_index=index, error_message=None)
             try:
+                if not may_read(topic.name):
+                    raise context.refusal(*READ_TOPIC, topic.name)
                 partition = context.broker.replicas.find(topic.name, index)
                 answer.active_producers = [
                     DescribeProducersResponse.ProducerState(

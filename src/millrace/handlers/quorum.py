@@ -11,7 +11,9 @@ from typing import Final
 
 from millrace.errors import ErrorCode
 from millrace.handlers.context import RequestContext
+from millrace.handlers.needs import cluster
 from millrace.handlers.registry import api
+from millrace.security.acls import Operation
 from millrace.wire.keys import ApiKey
 from millrace.wire.messages.quorum import DescribeQuorumRequest, DescribeQuorumResponse
 
@@ -20,7 +22,7 @@ METADATA_TOPIC: Final = "__cluster_metadata"
 _Partition = DescribeQuorumResponse.PartitionData
 
 
-@api(ApiKey.DESCRIBE_QUORUM, DescribeQuorumRequest, "0-2")
+@api(ApiKey.DESCRIBE_QUORUM, DescribeQuorumRequest, "0-2", needs=cluster(Operation.DESCRIBE))
 def describe_quorum(context: RequestContext, request: DescribeQuorumRequest) -> DescribeQuorumResponse:
     """The metadata log: its writer (the controller) as leader, its epoch, how far it has come, and who follows it.
 
@@ -30,7 +32,7 @@ def describe_quorum(context: RequestContext, request: DescribeQuorumRequest) -> 
 
     Versions: v2 adds the addresses of the voters.
 
-    Not done: times of fetches, which are answered as unknown; authorization.
+    Not done: times of fetches, which are answered as unknown.
     """
     answers = [
         DescribeQuorumResponse.TopicData(

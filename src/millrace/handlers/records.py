@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from millrace.cluster.channel import within
 from millrace.errors import ApiError, ErrorCode, MillraceError, code_of
 from millrace.handlers.context import RequestContext
+from millrace.handlers.needs import DELETE_TOPIC, judged
 from millrace.handlers.registry import api
 from millrace.handlers.settling import settle, unsettled
 from millrace.model import INTERNAL_TOPICS, TopicPartition
@@ -38,7 +39,7 @@ class _Deletion:
         self.answer.low_watermark, self.answer.error_code = NO_LOW_WATERMARK, code_of(error)
 
 
-@api(ApiKey.DELETE_RECORDS, DeleteRecordsRequest, "0-2")
+@api(ApiKey.DELETE_RECORDS, DeleteRecordsRequest, "0-2", needs=judged(DELETE_TOPIC))
 async def delete_records(context: RequestContext, request: DeleteRecordsRequest) -> DeleteRecordsResponse:
     """Forget every record below an offset; -1 means all that is committed.
 
@@ -48,9 +49,13 @@ async def delete_records(context: RequestContext, request: DeleteRecordsRequest)
     only replica may be deleted once it is on disk (`settling`).
     """
     broker = context.broker
+    may_delete = context.rights(*DELETE_TOPIC)
     deadline = broker.clock.monotonic() + max(request.timeout_ms, 0) / 1000
     ends = unsettled(
-        broker.replicas.led(topic.name, item.partition_index) for topic in request.topics for item in topic.partitions
+        broker.replicas.led(topic.name, item.partition_index)
+        for topic in request.topics
+        if may_delete(topic.name)
+        for item in topic.partitions
     )
     if ends:
         await settle(ends, broker.clock, deadline - broker.clock.monotonic())
@@ -62,6 +67,8 @@ async def delete_records(context: RequestContext, request: DeleteRecordsRequest)
             answer = _Result(partition_index=item.partition_index, low_watermark=NO_LOW_WATERMARK)
             answers.append(answer)
             try:
+                if not may_delete(topic.name):
+                    raise context.refusal(*DELETE_TOPIC, topic.name)
                 deletions.append(
                     _delete(context, TopicPartition(topic.name, item.partition_index), item.offset, answer)
                 )

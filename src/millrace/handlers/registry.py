@@ -2,7 +2,8 @@
 
 From this list come dispatch, the ApiVersions answer, docs/compatibility.md and the conformance matrix. There is no
 switch anywhere. A handler is a function `(context, request) -> response`, plain or async; what it knows of a version it
-reads from `context.version`. Handler modules register themselves when imported; `load` imports them all.
+reads from `context.version`. It declares what its callers need (`needs`): without that it cannot be registered. Handler
+modules register themselves when imported; `load` imports them all.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from millrace.errors import ErrorCode
+from millrace.errors import ApiError, ErrorCode
+from millrace.handlers import auditing
 from millrace.handlers.context import RequestContext
+from millrace.handlers.needs import Needs
 from millrace.wire import frame
 from millrace.wire.codec import decode
 from millrace.wire.keys import ApiKey
@@ -21,15 +24,44 @@ from millrace.wire.messages import response_class
 
 Buffers = Sequence[bytes | bytearray | memoryview]
 Handler = Callable[[RequestContext, Any], Any | Awaitable[Any]]
+Refuse = Callable[[RequestContext, Any, ApiError], Any]
+"""The answer to a request that is refused as a whole."""
+REFUSE: Final = "refuse"
+"""The attribute by which a handler that runs on the controller brings its `Refuse` along."""
 Decoder = Callable[[int, memoryview, int], Any]
 Encoder = Callable[[int, int, Any], Buffers]
 
 MODULES: Final = (
-    "api_versions", "brokers", "cluster", "configs", "consumer_groups", "fetch", "group_offsets", "groups", "log_dirs",
-    "markers", "offsets", "partitions", "produce", "producers", "quorum", "records", "share_fetch", "share_groups",
-    "share_offsets", "share_state", "topics", "transaction_offsets",
+    "acls",
+    "api_versions",
+    "brokers",
+    "cluster",
+    "configs",
+    "consumer_groups",
+    "delegation_tokens",
+    "envelope",
+    "fetch",
+    "group_offsets",
+    "groups",
+    "log_dirs",
+    "markers",
+    "offsets",
+    "partitions",
+    "produce",
+    "producers",
+    "quorum",
+    "quotas",
+    "records",
+    "sasl",
+    "scram_users",
+    "share_fetch",
+    "share_groups",
+    "share_offsets",
+    "share_state",
+    "topics",
+    "transaction_offsets",
     "transactions",
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +77,39 @@ class Api:
     encode: Encoder
     overlaps: bool
     """The connection's next request may start while this one waits; its reply still leaves in order."""
+    needs: Needs
     internal: bool = False
     """Between brokers: served, but not named in ApiVersions."""
+    refuse: Refuse | None = None
+    """For responses that have their errors in their items."""
+    forwardable: bool = False
+    """Whether brokers pass it on to the controller."""
 
     @property
     def doc(self) -> str:
         return (self.handler.__doc__ or "").strip()
+
+    def refused(self, context: RequestContext, request: Any) -> Buffers | None:
+        """The answer to somebody who may not ask this at all; None for anybody else."""
+        refusal = context.whole_refusal()
+        if refusal is None:
+            return None
+        auditing.tell(context, self.key, refusal)
+        header = context.header
+        if self.refuse is not None:
+            return self.encode(header.correlation_id, header.api_version, self.refuse(context, request, refusal))
+        answer = self.encode_error(header.correlation_id, header.api_version, refusal.code, refusal.message)
+        if answer is None:
+            raise RuntimeError(f"{self.key.name} v{header.api_version} has no place for a refusal, and no `refuse`")
+        return answer
+
+    def answered(self, context: RequestContext, response: Any) -> Buffers:
+        """The response in bytes; RuntimeError where its handler has not judged: such an answer does not leave."""
+        if self.needs.judged and not context.is_judged:
+            raise RuntimeError(f"{self.key.name} has answered without asking for any right; declared: {self.needs}")
+        if response is None:  # acks=0: the protocol has no reply
+            return ()
+        return self.encode(context.header.correlation_id, context.header.api_version, response)
 
     def encode_error(self, correlation_id: int, version: int, code: ErrorCode, message: str) -> Buffers | None:
         """A response that is nothing but an error, or None where this version has no place for one."""
@@ -75,16 +134,20 @@ def api(
     request: type[Any],
     versions: str,
     *,
+    needs: Needs,
     overlaps: bool = False,
     internal: bool = False,
+    refuse: Refuse | None = None,
+    forwardable: bool = False,
     advertised_min: int | None = None,
     decoder: Decoder | None = None,
     encoder: Encoder | None = None,
 ) -> Callable[[H], H]:
     """Serve `key` at `versions` ("lo-hi") with the decorated function.
 
-    `internal` is for what only brokers ask. `advertised_min` lets ApiVersions name an older minimum than is decoded.
-    `decoder` and `encoder` replace the declared codec on the hot path.
+    `internal` is for what only brokers ask. `refuse` answers who may not ask at all, where the response has no error of
+    its own; what is under `on_controller` brings that along, and is forwardable. `advertised_min` lets ApiVersions name
+    an older minimum than is decoded. `decoder` and `encoder` replace the declared codec on the hot path.
     """
     low, _, high = versions.partition("-")
 
@@ -101,7 +164,10 @@ def api(
             decode=decoder or _declared_decoder(request),
             encode=encoder or _encode_declared,
             overlaps=overlaps,
+            needs=needs,
             internal=internal,
+            refuse=refuse or getattr(handler, REFUSE, None),
+            forwardable=forwardable or hasattr(handler, REFUSE),
         )
         return handler
 
@@ -126,6 +192,11 @@ def load() -> dict[int, Api]:
     for module in MODULES:
         importlib.import_module(f"millrace.handlers.{module}")
     return _apis
+
+
+def find(key: int) -> Api | None:
+    """A served API; `load` comes first."""
+    return _apis.get(key)
 
 
 def served() -> list[Api]:

@@ -6,13 +6,14 @@ Nothing is decided here: who gets what is in `queues.acquisition`, sessions in `
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from millrace.errors import ApiError, ErrorCode, MillraceError, code_of, text_of
-from millrace.handlers.context import RequestContext
+from millrace.handlers.context import RequestContext, anything
 from millrace.handlers.leaders import leader_hint
+from millrace.handlers.needs import READ_GROUP, READ_TOPIC, judged
 from millrace.handlers.registry import api
 from millrace.queues.acquisition import AcknowledgeBatch, AcknowledgeType, AcquireMode
 from millrace.queues.partition import Fetched, FetchTerms, SharePartition
@@ -53,12 +54,13 @@ _TOLD: Final = frozenset({
 })  # fmt: skip
 """What Kafka's consumer knows to handle where it fetches; anything else ends it, but for UNKNOWN_SERVER_ERROR."""
 _SESSION: Final = "share session"
+_NOT_ALLOWED: Final = ApiError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "the topic may not be read")
 
 Acknowledgements = dict[TopicPartitionId, list[AcknowledgeBatch]]
 Outcomes = dict[TopicPartitionId, MillraceError | None]
 
 
-@api(ApiKey.SHARE_FETCH, ShareFetchRequest, "1-2", overlaps=True)
+@api(ApiKey.SHARE_FETCH, ShareFetchRequest, "1-2", needs=judged(READ_GROUP, READ_TOPIC), overlaps=True)
 async def share_fetch(context: RequestContext, request: ShareFetchRequest) -> ShareFetchResponse:
     """Acquire records for a member of a share group, after taking its word for earlier ones.
 
@@ -70,6 +72,7 @@ async def share_fetch(context: RequestContext, request: ShareFetchRequest) -> Sh
     """
     broker = context.broker
     try:
+        context.demand(*READ_GROUP, request.group_id or "")
         group_id, member_id = _checked_ids(request)
         acknowledged = _acknowledged(request, _renews(context, request))
         if request.is_renew_ack and any(
@@ -94,17 +97,21 @@ async def share_fetch(context: RequestContext, request: ShareFetchRequest) -> Sh
         return ShareFetchResponse(error_code=error.code, error_message=error.message or None)
     if request.share_session_epoch == INITIAL_EPOCH:
         _bind(context, group_id, member_id)
-    answering = _acknowledging(context, group_id, member_id, acknowledged)
+    refused = _refused(context, (*wanted, *acknowledged))
+    answering = _acknowledging(context, group_id, member_id, acknowledged, refused)
     fetch = _Fetch(context, request, group_id, member_id)
     if not request.is_renew_ack:
-        await fetch.run(wanted)
-    outcomes = {} if answering is None else await asyncio.shield(answering)
+        fetch.errors.update((each, _NOT_ALLOWED) for each in wanted if each in refused)
+        await fetch.run([each for each in wanted if each not in refused])
+    outcomes = await _acknowledged_all(acknowledged, answering, refused)
     if request.share_session_epoch == FINAL_EPOCH:
         _end_session(context, group_id, member_id)
+    if context.meter is not None:  # they are acquired: whatever that is of the quota, they are sent
+        context.meter.sent(context.reserved_bytes)
     return _fetch_response(context, request, group_id, fetch, outcomes)
 
 
-@api(ApiKey.SHARE_ACKNOWLEDGE, ShareAcknowledgeRequest, "1-2", overlaps=True)
+@api(ApiKey.SHARE_ACKNOWLEDGE, ShareAcknowledgeRequest, "1-2", needs=judged(READ_GROUP, READ_TOPIC), overlaps=True)
 async def share_acknowledge(context: RequestContext, request: ShareAcknowledgeRequest) -> ShareAcknowledgeResponse:
     """Take a member's word for records it holds; answered when that is durable. Epoch -1 ends the session.
 
@@ -112,13 +119,15 @@ async def share_acknowledge(context: RequestContext, request: ShareAcknowledgeRe
     """
     broker = context.broker
     try:
+        context.demand(*READ_GROUP, request.group_id or "")
         group_id, member_id = _checked_ids(request)
         acknowledged = _acknowledged(request, _renews(context, request))
         broker.queues.sessions.acknowledge(group_id, member_id, request.share_session_epoch)
     except ApiError as error:
         return ShareAcknowledgeResponse(error_code=error.code, error_message=error.message or None)
-    answering = _acknowledging(context, group_id, member_id, acknowledged)
-    outcomes = {} if answering is None else await asyncio.shield(answering)
+    refused = _refused(context, acknowledged)
+    answering = _acknowledging(context, group_id, member_id, acknowledged, refused)
+    outcomes = await _acknowledged_all(acknowledged, answering, refused)
     if request.share_session_epoch == FINAL_EPOCH:
         _end_session(context, group_id, member_id)
     hints = _Hints(context)
@@ -127,10 +136,10 @@ async def share_acknowledge(context: RequestContext, request: ShareAcknowledgeRe
         answers = []
         for index in items:
             answer = ShareAcknowledgeResponse.PartitionData(partition_index=index)
-            refused = outcomes[topic_id, index]
-            if refused is not None:
-                answer.error_code, answer.error_message = code_of(refused), text_of(refused)
-                leader = hints.leader((topic_id, index), refused)
+            failed = outcomes[topic_id, index]
+            if failed is not None:
+                answer.error_code, answer.error_message = code_of(failed), text_of(failed)
+                leader = hints.leader((topic_id, index), failed)
                 if leader is not None:
                     answer.current_leader.leader_id = leader.leader_id
                     answer.current_leader.leader_epoch = leader.leader_epoch
@@ -198,14 +207,35 @@ def _acknowledged(request: ShareFetchRequest | ShareAcknowledgeRequest, renews: 
     return found
 
 
+def _refused(context: RequestContext, partitions: Iterable[TopicPartitionId]) -> set[TopicPartitionId]:
+    """Those whose topics may not be read; what is not there is told later."""
+    may_read = context.rights(*READ_TOPIC)
+    if may_read is anything:
+        return set()
+    topics = context.broker.image.topics_by_id
+    return {each for each in partitions if each[0] in topics and not may_read(topics[each[0]].name)}
+
+
 def _acknowledging(
-    context: RequestContext, group_id: str, member_id: str, acknowledged: Acknowledgements
+    context: RequestContext,
+    group_id: str,
+    member_id: str,
+    acknowledged: Acknowledgements,
+    refused: Container[TopicPartitionId],
 ) -> asyncio.Task[Outcomes] | None:
     """A task of its own: a client that hangs up has still said what it said."""
-    if not acknowledged:
+    allowed = {partition: batches for partition, batches in acknowledged.items() if partition not in refused}
+    if not allowed:
         return None
-    work = _acknowledge_all(context, group_id, member_id, acknowledged)
+    work = _acknowledge_all(context, group_id, member_id, allowed)
     return context.broker.queues.tasks.start(f"acknowledgements of {group_id}", work)
+
+
+async def _acknowledged_all(
+    acknowledged: Acknowledgements, answering: asyncio.Task[Outcomes] | None, refused: Container[TopicPartitionId]
+) -> Outcomes:
+    outcomes: Outcomes = {partition: _NOT_ALLOWED for partition in acknowledged if partition in refused}
+    return outcomes if answering is None else outcomes | await asyncio.shield(answering)
 
 
 async def _acknowledge_all(

@@ -10,10 +10,12 @@ from millrace.cluster.image import ClusterImage
 from millrace.errors import ApiError, ErrorCode
 from millrace.groups.share.group import ShareMember
 from millrace.groups.share.protocol import ASSIGNOR, ShareHeartbeat
+from millrace.handlers.consumer_groups import TOPICS_HIDDEN
 from millrace.handlers.context import RequestContext
-from millrace.handlers.groups import ALL_GROUP_OPERATIONS
+from millrace.handlers.needs import DESCRIBE_GROUP, DESCRIBE_TOPIC, READ_GROUP, judged
 from millrace.handlers.registry import api
 from millrace.handlers.share_fetch import MAX_MEMBER_ID
+from millrace.security.acls import ResourceKind
 from millrace.wire.keys import ApiKey
 from millrace.wire.messages.share_groups import (
     ShareGroupDescribeRequest,
@@ -23,7 +25,13 @@ from millrace.wire.messages.share_groups import (
 )
 
 
-@api(ApiKey.SHARE_GROUP_HEARTBEAT, ShareGroupHeartbeatRequest, "1", overlaps=True)
+@api(
+    ApiKey.SHARE_GROUP_HEARTBEAT,
+    ShareGroupHeartbeatRequest,
+    "1",
+    needs=judged(READ_GROUP, DESCRIBE_TOPIC),
+    overlaps=True,
+)
 async def share_group_heartbeat(
     context: RequestContext, request: ShareGroupHeartbeatRequest
 ) -> ShareGroupHeartbeatResponse:
@@ -34,8 +42,11 @@ async def share_group_heartbeat(
     assignment is asked to come back after a second, sooner than its heartbeat interval says.
     """
     try:
+        context.demand(*READ_GROUP, request.group_id)
         if len(request.member_id) > MAX_MEMBER_ID:
             raise ApiError(ErrorCode.INVALID_REQUEST, "the member id is longer than a UUID")
+        for name in request.subscribed_topic_names or ():
+            context.demand(*DESCRIBE_TOPIC, name)
         result = await context.broker.groups.share_heartbeat(
             request.group_id,
             ShareHeartbeat(
@@ -63,9 +74,18 @@ async def share_group_heartbeat(
     return response
 
 
-@api(ApiKey.SHARE_GROUP_DESCRIBE, ShareGroupDescribeRequest, "1")
+@api(
+    ApiKey.SHARE_GROUP_DESCRIBE,
+    ShareGroupDescribeRequest,
+    "1",
+    needs=judged(DESCRIBE_GROUP, DESCRIBE_TOPIC),
+)
 def share_group_describe(context: RequestContext, request: ShareGroupDescribeRequest) -> ShareGroupDescribeResponse:
-    """The epochs, members and assignments of share groups; GROUP_ID_NOT_FOUND for any other group."""
+    """The epochs, members and assignments of share groups; GROUP_ID_NOT_FOUND for any other group.
+
+    A group that reads a topic which may not be described is TOPIC_AUTHORIZATION_FAILED, as in Kafka.
+    """
+    context.rights(*DESCRIBE_GROUP)
     return ShareGroupDescribeResponse(
         groups=[
             _describe(context, group_id, with_operations=request.include_authorized_operations)
@@ -78,9 +98,14 @@ def _describe(
     context: RequestContext, group_id: str, *, with_operations: bool
 ) -> ShareGroupDescribeResponse.DescribedGroup:
     try:
+        context.demand(*DESCRIBE_GROUP, group_id)
         group = context.broker.groups.describe_share(group_id)
         if group is None:
             raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND, f"{group_id} is no share group")
+        members = [_member(context.broker.image, member) for member in group.members.values()]
+        may_describe = context.rights(*DESCRIBE_TOPIC)
+        if not all(may_describe(each.topic_name) for member in members for each in member.assignment.topic_partitions):
+            raise ApiError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, TOPICS_HIDDEN)
     except ApiError as error:
         return ShareGroupDescribeResponse.DescribedGroup(
             group_id=group_id, error_code=error.code, error_message=error.message or None
@@ -91,10 +116,10 @@ def _describe(
         group_epoch=group.epoch.epoch,
         assignment_epoch=group.target_epoch.epoch,
         assignor_name=ASSIGNOR,
-        members=[_member(context.broker.image, member) for member in group.members.values()],
+        members=members,
     )
     if with_operations:
-        described.authorized_operations = ALL_GROUP_OPERATIONS
+        described.authorized_operations = context.allowed_operations(ResourceKind.GROUP, group_id)
     return described
 
 

@@ -14,6 +14,14 @@ from uuid import UUID
 from millrace.cluster.image import TopicImage
 from millrace.errors import ApiError, ErrorCode, MillraceError, code_of, text_of
 from millrace.handlers.context import RequestContext
+from millrace.handlers.needs import (
+    DELETE_GROUP,
+    DESCRIBE_GROUP,
+    DESCRIBE_TOPIC,
+    READ_GROUP,
+    READ_TOPIC,
+    judged,
+)
 from millrace.handlers.offsets import LATEST
 from millrace.handlers.registry import api
 from millrace.model import ZERO_UUID
@@ -31,13 +39,19 @@ from millrace.wire.messages.share_groups import (
 )
 
 _NO_LAG: Final = -1
+_NOT_ALLOWED: Final = ApiError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "the topic may not be used for this")
 _LIST_OFFSETS_VERSION: Final = 9
 _LIST_OFFSETS_TIMEOUT_MS: Final = 5_000
 
 _Partition = DescribeShareGroupOffsetsResponse.DescribeShareGroupOffsetsResponsePartition
 
 
-@api(ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS, DescribeShareGroupOffsetsRequest, "0-1")
+@api(
+    ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS,
+    DescribeShareGroupOffsetsRequest,
+    "0-1",
+    needs=judged(DESCRIBE_GROUP, DESCRIBE_TOPIC),
+)
 async def describe_share_group_offsets(
     context: RequestContext, request: DescribeShareGroupOffsetsRequest
 ) -> DescribeShareGroupOffsetsResponse:
@@ -48,6 +62,7 @@ async def describe_share_group_offsets(
 
     Versions: v1 adds how many records are left (KIP-1226), -1 where that is not known.
     """
+    context.rights(*DESCRIBE_GROUP)
     return DescribeShareGroupOffsetsResponse(
         groups=list(await asyncio.gather(*(_describe_group(context, group) for group in request.groups)))
     )
@@ -57,7 +72,9 @@ async def _describe_group(
     context: RequestContext, asked: DescribeShareGroupOffsetsRequest.DescribeShareGroupOffsetsRequestGroup
 ) -> DescribeShareGroupOffsetsResponse.DescribeShareGroupOffsetsResponseGroup:
     image = context.broker.image
+    may_describe = context.rights(*DESCRIBE_TOPIC)
     try:
+        context.demand(*DESCRIBE_GROUP, asked.group_id)
         begun = context.broker.groups.share_partitions_of(asked.group_id)
     except ApiError as error:
         return DescribeShareGroupOffsetsResponse.DescribeShareGroupOffsetsResponseGroup(
@@ -68,12 +85,13 @@ async def _describe_group(
         wanted = [
             (image.topics_by_id[topic_id].name, image.topics_by_id[topic_id], sorted(each.partitions))
             for topic_id, each in begun.items()
-            if topic_id in image.topics_by_id
+            if topic_id in image.topics_by_id and may_describe(image.topics_by_id[topic_id].name)
         ]
     else:
         wanted = [
             (topic.topic_name, image.topics.get(topic.topic_name), list(dict.fromkeys(topic.partitions)))
             for topic in asked.topics
+            if may_describe(topic.topic_name)
         ]
     topics = [
         DescribeShareGroupOffsetsResponse.DescribeShareGroupOffsetsResponseTopic(
@@ -85,8 +103,25 @@ async def _describe_group(
         )
         for name, topic, indices in wanted
     ]
+    topics += [
+        DescribeShareGroupOffsetsResponse.DescribeShareGroupOffsetsResponseTopic(
+            topic_name=topic.topic_name, partitions=[_refused(each) for each in dict.fromkeys(topic.partitions)]
+        )
+        for topic in asked.topics or ()
+        if not may_describe(topic.topic_name)
+    ]
     return DescribeShareGroupOffsetsResponse.DescribeShareGroupOffsetsResponseGroup(
         group_id=asked.group_id, topics=topics
+    )
+
+
+def _refused(index: int) -> _Partition:
+    return _Partition(
+        partition_index=index,
+        start_offset=NO_START,
+        lag=_NO_LAG,
+        error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+        error_message=_NOT_ALLOWED.message,
     )
 
 
@@ -133,7 +168,12 @@ async def _latest(context: RequestContext, topic: TopicImage, index: int) -> int
     return int(found.offset)
 
 
-@api(ApiKey.ALTER_SHARE_GROUP_OFFSETS, AlterShareGroupOffsetsRequest, "0")
+@api(
+    ApiKey.ALTER_SHARE_GROUP_OFFSETS,
+    AlterShareGroupOffsetsRequest,
+    "0",
+    needs=judged(READ_GROUP, READ_TOPIC),
+)
 async def alter_share_group_offsets(
     context: RequestContext, request: AlterShareGroupOffsetsRequest
 ) -> AlterShareGroupOffsetsResponse:
@@ -141,7 +181,9 @@ async def alter_share_group_offsets(
 
     What became of records so far is forgotten. Answered when that is durable.
     """
-    topics = context.broker.image.topics
+    may_read = context.rights(*READ_TOPIC)
+    allowed = {topic.topic_name for topic in request.topics if may_read(topic.topic_name)}
+    topics = {name: topic for name, topic in context.broker.image.topics.items() if name in allowed}
     wanted: dict[tuple[UUID, int], int] = {}
     for asked in request.topics:
         topic = topics.get(asked.topic_name)
@@ -149,7 +191,8 @@ async def alter_share_group_offsets(
             if topic is not None and 0 <= each.partition_index < len(topic.partitions):
                 wanted[topic.topic_id, each.partition_index] = each.start_offset
     try:
-        errors = await context.broker.groups.set_share_offsets(request.group_id, wanted) if request.topics else {}
+        context.demand(*READ_GROUP, request.group_id)
+        errors = await context.broker.groups.set_share_offsets(request.group_id, wanted) if allowed else {}
     except ApiError as error:
         return AlterShareGroupOffsetsResponse(error_code=error.code, error_message=error.message or None)
     responses = []
@@ -160,7 +203,9 @@ async def alter_share_group_offsets(
         for each in asked.partitions:
             slot = topic_id, each.partition_index
             failed = errors.get(slot)
-            if slot not in wanted:
+            if asked.topic_name not in allowed:
+                failed = _NOT_ALLOWED
+            elif slot not in wanted:
                 failed = ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "there is no such partition")
             partitions.append(
                 AlterShareGroupOffsetsResponse.AlterShareGroupOffsetsResponsePartition(
@@ -177,7 +222,12 @@ async def alter_share_group_offsets(
     return AlterShareGroupOffsetsResponse(responses=responses)
 
 
-@api(ApiKey.DELETE_SHARE_GROUP_OFFSETS, DeleteShareGroupOffsetsRequest, "0")
+@api(
+    ApiKey.DELETE_SHARE_GROUP_OFFSETS,
+    DeleteShareGroupOffsetsRequest,
+    "0",
+    needs=judged(DELETE_GROUP, READ_TOPIC),
+)
 async def delete_share_group_offsets(
     context: RequestContext, request: DeleteShareGroupOffsetsRequest
 ) -> DeleteShareGroupOffsetsResponse:
@@ -185,8 +235,17 @@ async def delete_share_group_offsets(
 
     UNKNOWN_TOPIC_OR_PARTITION where the group has not read a topic, or there is none.
     """
-    names = [topic.topic_name for topic in request.topics]
+    may_read = context.rights(*READ_TOPIC)
+    names = [topic.topic_name for topic in request.topics if may_read(topic.topic_name)]
+    refused = [
+        _deleted(topic.topic_name, ZERO_UUID, _NOT_ALLOWED)
+        for topic in request.topics
+        if not may_read(topic.topic_name)
+    ]
     try:
+        context.demand(*DELETE_GROUP, request.group_id)
+        if refused and not names:
+            return DeleteShareGroupOffsetsResponse(responses=refused)
         deletion, errors = await context.broker.groups.delete_share_offsets(request.group_id, names)
     except ApiError as error:
         return DeleteShareGroupOffsetsResponse(error_code=error.code, error_message=error.message or None)
@@ -194,6 +253,7 @@ async def delete_share_group_offsets(
     unknown = ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "the group has nothing of this topic")
     return DeleteShareGroupOffsetsResponse(
         responses=[
+            *refused,
             *(_deleted(name, ZERO_UUID, unknown) for name in deletion.unknown),
             *(
                 _deleted(by_id[topic_id].name if topic_id in by_id else "", topic_id, errors.get(topic_id))

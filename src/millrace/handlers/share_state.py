@@ -1,7 +1,7 @@
 """What leaders of share-partitions and the group coordinator ask the share coordinator (KIP-932).
 
-Between brokers: internal, served on the listener of the brokers only. Nothing is decided here; what the requests mean
-is in `queues.state`, durability in `queues.shard`.
+Between brokers: internal, for those with a broker's right, on the listener of the brokers only. Nothing is decided
+here; what the requests mean is in `queues.state`, durability in `queues.shard`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from uuid import UUID
 
 from millrace.errors import ApiError, ErrorCode
 from millrace.handlers.context import RequestContext
-from millrace.handlers.registry import api
+from millrace.handlers.needs import OF_BROKERS
+from millrace.handlers.registry import Refuse, api
 from millrace.queues.batches import RecordState, StateBatch
 from millrace.queues.records import ShareKey
 from millrace.queues.state import Write
@@ -34,7 +35,37 @@ from millrace.wire.messages.share_state import (
 R = TypeVar("R")
 
 
-@api(ApiKey.INITIALIZE_SHARE_GROUP_STATE, InitializeShareGroupStateRequest, "0", internal=True, overlaps=True)
+def _refusing(response: Any, topic_result: Any) -> Refuse:
+    """An error of the whole request is said for every partition: there is no place for it above them."""
+
+    def refuse(_context: RequestContext, request: Any, error: ApiError) -> Any:
+        return response(
+            results=[
+                topic_result(
+                    topic_id=topic.topic_id,
+                    partitions=[
+                        response.PartitionResult(
+                            partition=item.partition, error_code=error.code, error_message=error.message
+                        )
+                        for item in topic.partitions
+                    ],
+                )
+                for topic in request.topics
+            ]
+        )
+
+    return refuse
+
+
+@api(
+    ApiKey.INITIALIZE_SHARE_GROUP_STATE,
+    InitializeShareGroupStateRequest,
+    "0",
+    needs=OF_BROKERS,
+    internal=True,
+    overlaps=True,
+    refuse=_refusing(InitializeShareGroupStateResponse, InitializeShareGroupStateResponse.InitializeStateResult),
+)
 async def initialize_share_group_state(
     context: RequestContext, request: InitializeShareGroupStateRequest
 ) -> InitializeShareGroupStateResponse:
@@ -52,7 +83,15 @@ async def initialize_share_group_state(
     )
 
 
-@api(ApiKey.READ_SHARE_GROUP_STATE, ReadShareGroupStateRequest, "0", internal=True, overlaps=True)
+@api(
+    ApiKey.READ_SHARE_GROUP_STATE,
+    ReadShareGroupStateRequest,
+    "0",
+    needs=OF_BROKERS,
+    internal=True,
+    overlaps=True,
+    refuse=_refusing(ReadShareGroupStateResponse, ReadShareGroupStateResponse.ReadStateResult),
+)
 async def read_share_group_state(
     context: RequestContext, request: ReadShareGroupStateRequest
 ) -> ReadShareGroupStateResponse:
@@ -80,7 +119,15 @@ async def read_share_group_state(
     )
 
 
-@api(ApiKey.WRITE_SHARE_GROUP_STATE, WriteShareGroupStateRequest, "0-1", internal=True, overlaps=True)
+@api(
+    ApiKey.WRITE_SHARE_GROUP_STATE,
+    WriteShareGroupStateRequest,
+    "0-1",
+    needs=OF_BROKERS,
+    internal=True,
+    overlaps=True,
+    refuse=_refusing(WriteShareGroupStateResponse, WriteShareGroupStateResponse.WriteStateResult),
+)
 async def write_share_group_state(
     context: RequestContext, request: WriteShareGroupStateRequest
 ) -> WriteShareGroupStateResponse:
@@ -108,7 +155,15 @@ async def write_share_group_state(
     )
 
 
-@api(ApiKey.DELETE_SHARE_GROUP_STATE, DeleteShareGroupStateRequest, "0", internal=True, overlaps=True)
+@api(
+    ApiKey.DELETE_SHARE_GROUP_STATE,
+    DeleteShareGroupStateRequest,
+    "0",
+    needs=OF_BROKERS,
+    internal=True,
+    overlaps=True,
+    refuse=_refusing(DeleteShareGroupStateResponse, DeleteShareGroupStateResponse.DeleteStateResult),
+)
 async def delete_share_group_state(
     context: RequestContext, request: DeleteShareGroupStateRequest
 ) -> DeleteShareGroupStateResponse:
@@ -126,7 +181,15 @@ async def delete_share_group_state(
     )
 
 
-@api(ApiKey.READ_SHARE_GROUP_STATE_SUMMARY, ReadShareGroupStateSummaryRequest, "0-1", internal=True, overlaps=True)
+@api(
+    ApiKey.READ_SHARE_GROUP_STATE_SUMMARY,
+    ReadShareGroupStateSummaryRequest,
+    "0-1",
+    needs=OF_BROKERS,
+    internal=True,
+    overlaps=True,
+    refuse=_refusing(ReadShareGroupStateSummaryResponse, ReadShareGroupStateSummaryResponse.ReadStateSummaryResult),
+)
 async def read_share_group_state_summary(
     context: RequestContext, request: ReadShareGroupStateSummaryRequest
 ) -> ReadShareGroupStateSummaryResponse:
@@ -157,10 +220,7 @@ async def _each(
     async def one(topic_id: UUID, item: Any) -> R:
         result: Any = make(partition=item.partition)
         try:
-            if context.listener != context.broker.config.inter_broker_listener:
-                raise ApiError(
-                    ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "this is for brokers, on the listener of brokers"
-                )
+            context.check_broker_listener()
             if not request.group_id:
                 raise ApiError(ErrorCode.INVALID_REQUEST, "the group id is empty")
             await act(ShareKey(request.group_id, topic_id, item.partition), item, result)

@@ -14,6 +14,7 @@ from millrace.errors import ApiError, ErrorCode
 from millrace.groups.offsets.committed import OffsetToCommit
 from millrace.handlers.context import RequestContext
 from millrace.handlers.group_offsets import offset_to_commit
+from millrace.handlers.needs import READ_GROUP, READ_TOPIC, WRITE_TRANSACTIONAL_ID, judged
 from millrace.handlers.registry import api
 from millrace.handlers.transactional import UNANSWERED, VERIFICATION_SETTING
 from millrace.wire.keys import ApiKey
@@ -30,7 +31,13 @@ ADDS_FROM: Final = 5
 """From this version on the request adds to the transaction, and every transaction has its own producer epoch."""
 
 
-@api(ApiKey.TXN_OFFSET_COMMIT, TxnOffsetCommitRequest, "0-5", overlaps=True)
+@api(
+    ApiKey.TXN_OFFSET_COMMIT,
+    TxnOffsetCommitRequest,
+    "0-5",
+    needs=judged(WRITE_TRANSACTIONAL_ID, READ_GROUP, READ_TOPIC),
+    overlaps=True,
+)
 async def txn_offset_commit(context: RequestContext, request: TxnOffsetCommitRequest) -> TxnOffsetCommitResponse:
     """Commit offsets of a group in a transaction: durable when it is answered, visible when the transaction commits.
 
@@ -46,12 +53,16 @@ async def txn_offset_commit(context: RequestContext, request: TxnOffsetCommitReq
     member (KIP-447: UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID, and ILLEGAL_GENERATION also where an epoch of KIP-848 is
     stale), whose session it does not renew; v4 knows TRANSACTION_ABORTABLE, before it is INVALID_TXN_STATE; v5 adds to
     the transaction.
-
-    Not done: authorization.
     """
     response = TxnOffsetCommitResponse()
     accepted: list[OffsetToCommit] = []
     answers: list[TxnOffsetCommitResponse.TxnOffsetCommitResponsePartition] = []
+    refused = ErrorCode.NONE
+    if not context.may(*WRITE_TRANSACTIONAL_ID, request.transactional_id):
+        refused = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+    elif not context.may(*READ_GROUP, request.group_id):
+        refused = ErrorCode.GROUP_AUTHORIZATION_FAILED
+    may_read = context.rights(*READ_TOPIC)
     for topic in request.topics:
         answered = TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic(name=topic.name)
         response.topics.append(answered)
@@ -60,6 +71,9 @@ async def txn_offset_commit(context: RequestContext, request: TxnOffsetCommitReq
             index = partition.partition_index
             answer = TxnOffsetCommitResponse.TxnOffsetCommitResponsePartition(partition_index=index)
             answered.partitions.append(answer)
+            if refused or not may_read(topic.name):
+                answer.error_code = refused or ErrorCode.TOPIC_AUTHORIZATION_FAILED
+                continue
             if known is None or not 0 <= index < len(known.partitions):
                 answer.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                 continue

@@ -134,6 +134,15 @@ def _transactional_batches(call: ProduceCall) -> dict[Place, BatchHeader]:
     }
 
 
+def is_transactional(call: ProduceCall) -> bool:
+    """Whether any batch says that it belongs to a transaction."""
+    for _, partitions in call.topics:
+        for item in partitions:
+            if item.records is not None and attributes_of(item.records) & TRANSACTIONAL_BIT:
+                return True
+    return False
+
+
 def is_admitted_at_once(context: RequestContext, call: ProduceCall, question: Question) -> bool:
     """Whether there is nothing to wait for: nobody is to be asked, or who is asked has answered already."""
     return not question.guards or (

@@ -13,8 +13,17 @@ from typing import Final
 from millrace.errors import ApiError, ErrorCode
 from millrace.groups.patterns import check, matching
 from millrace.handlers.context import RequestContext, Services
+from millrace.handlers.needs import (
+    CLUSTER_ACTION,
+    DESCRIBE_TOPIC,
+    DESCRIBE_TRANSACTIONAL_ID,
+    READ_GROUP,
+    WRITE_TOPIC,
+    WRITE_TRANSACTIONAL_ID,
+    judged,
+)
 from millrace.handlers.registry import api
-from millrace.model import CONSUMER_OFFSETS_TOPIC, TopicPartition
+from millrace.model import CONSUMER_OFFSETS_TOPIC, INTERNAL_TOPICS, TopicPartition
 from millrace.transactions.coordinator import ListedTransaction
 from millrace.transactions.state import CLASSIC_VERSION, EPOCH_VERSION, Producer, TransactionState
 from millrace.wire.keys import ApiKey
@@ -31,6 +40,7 @@ from millrace.wire.messages.transactions import (
     ListTransactionsResponse,
 )
 
+_UNKNOWN: Final = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 _BATCHED_SINCE: Final = 4
 _FENCED_SINCE: Final = 2
 """From this version on of the requests here a fenced producer is told PRODUCER_FENCED (KIP-588)."""
@@ -39,13 +49,20 @@ Topics = Sequence[AddPartitionsToTxnRequest.AddPartitionsToTxnTopic]
 TopicResult = AddPartitionsToTxnResponse.AddPartitionsToTxnTopicResult
 
 
-@api(ApiKey.ADD_PARTITIONS_TO_TXN, AddPartitionsToTxnRequest, "0-5", overlaps=True)
+@api(
+    ApiKey.ADD_PARTITIONS_TO_TXN,
+    AddPartitionsToTxnRequest,
+    "0-5",
+    needs=judged(WRITE_TRANSACTIONAL_ID, WRITE_TOPIC, CLUSTER_ACTION),
+    overlaps=True,
+)
 async def add_partitions_to_txn(
     context: RequestContext, request: AddPartitionsToTxnRequest
 ) -> AddPartitionsToTxnResponse:
     """Make partitions part of a transaction, durably; it begins with the first.
 
-    If one of them does not exist nothing is added, and the others get OPERATION_NOT_ATTEMPTED. While the transaction
+    If one of them does not exist, or may not be written, nothing is added, and the others get OPERATION_NOT_ATTEMPTED.
+    While the transaction
     before is being completed the answer is CONCURRENT_TRANSACTIONS.
 
     Versions: up to v1 a fenced producer gets INVALID_PRODUCER_EPOCH, from v2 PRODUCER_FENCED. v4 is for brokers, which
@@ -58,6 +75,8 @@ async def add_partitions_to_txn(
             context, request.v3_and_below_transactional_id, producer, request.v3_and_below_topics, verify_only=False
         )
         return AddPartitionsToTxnResponse(results_by_topic_v3_and_below=results)
+    if not context.may(*CLUSTER_ACTION):
+        return AddPartitionsToTxnResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
     answers = await asyncio.gather(
         *(
             _add(
@@ -84,11 +103,17 @@ async def _add(
     context: RequestContext, transactional_id: str, producer: Producer, topics: Topics, *, verify_only: bool
 ) -> list[TopicResult]:
     asked = dict.fromkeys(TopicPartition(topic.name, index) for topic in topics for index in topic.partitions)
-    missing = {each for each in asked if not _exists(context.broker, each)}
+    refused: set[str] = set()
     codes: Mapping[TopicPartition, ErrorCode]
-    if missing:
-        unknown, left_out = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.OPERATION_NOT_ATTEMPTED
-        return _by_topic({each: unknown if each in missing else left_out for each in asked})
+    if context.version < _BATCHED_SINCE:
+        if not context.may(*WRITE_TRANSACTIONAL_ID, transactional_id):
+            return _by_topic(dict.fromkeys(asked, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED))
+        may_write = context.rights(*WRITE_TOPIC)
+        refused = {topic.name for topic in topics if topic.name in INTERNAL_TOPICS or not may_write(topic.name)}
+    wrong = dict.fromkeys((each for each in asked if not _exists(context.broker, each)), _UNKNOWN)
+    wrong |= dict.fromkeys((each for each in asked if each.topic in refused), ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+    if wrong:
+        return _by_topic({each: wrong.get(each, ErrorCode.OPERATION_NOT_ATTEMPTED) for each in asked})
     transactions = context.broker.transactions
     try:
         if verify_only:
@@ -119,7 +144,13 @@ def _by_topic(codes: Mapping[TopicPartition, ErrorCode]) -> list[TopicResult]:
     return list(found.values())
 
 
-@api(ApiKey.ADD_OFFSETS_TO_TXN, AddOffsetsToTxnRequest, "0-4", overlaps=True)
+@api(
+    ApiKey.ADD_OFFSETS_TO_TXN,
+    AddOffsetsToTxnRequest,
+    "0-4",
+    needs=judged(WRITE_TRANSACTIONAL_ID, READ_GROUP),
+    overlaps=True,
+)
 async def add_offsets_to_txn(context: RequestContext, request: AddOffsetsToTxnRequest) -> AddOffsetsToTxnResponse:
     """Make the offsets of a group part of a transaction: the partition of `__consumer_offsets` that keeps them.
 
@@ -127,10 +158,12 @@ async def add_offsets_to_txn(context: RequestContext, request: AddOffsetsToTxnRe
     know TRANSACTION_ABORTABLE.
     """
     broker = context.broker
-    if not request.group_id:
-        return AddOffsetsToTxnResponse(error_code=ErrorCode.INVALID_GROUP_ID)
     version = EPOCH_VERSION if context.version >= 4 else CLASSIC_VERSION
     try:
+        context.demand(*WRITE_TRANSACTIONAL_ID, request.transactional_id)
+        context.demand(*READ_GROUP, request.group_id)
+        if not request.group_id:
+            raise ApiError(ErrorCode.INVALID_GROUP_ID)
         if broker.image.topic(CONSUMER_OFFSETS_TOPIC) is None:
             await _made(broker, CONSUMER_OFFSETS_TOPIC)
         offsets = TopicPartition(CONSUMER_OFFSETS_TOPIC, broker.groups.partition_for(request.group_id))
@@ -149,7 +182,7 @@ async def _made(broker: Services, topic: str) -> None:
         raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{topic}: {error.message}") from error
 
 
-@api(ApiKey.END_TXN, EndTxnRequest, "0-5", overlaps=True)
+@api(ApiKey.END_TXN, EndTxnRequest, "0-5", needs=judged(WRITE_TRANSACTIONAL_ID), overlaps=True)
 async def end_txn(context: RequestContext, request: EndTxnRequest) -> EndTxnResponse:
     """Commit or abort a transaction; answered when the outcome is durable, before the partitions have their markers.
 
@@ -163,6 +196,7 @@ async def end_txn(context: RequestContext, request: EndTxnRequest) -> EndTxnResp
     version = EPOCH_VERSION if context.version >= 5 else CLASSIC_VERSION
     producer = Producer(request.producer_id, request.producer_epoch)
     try:
+        context.demand(*WRITE_TRANSACTIONAL_ID, request.transactional_id)
         after = await context.broker.transactions.end(
             request.transactional_id, producer, commits=request.committed, version=version
         )
@@ -178,20 +212,28 @@ def _known_to(context: RequestContext, code: ErrorCode) -> ErrorCode:
     return code
 
 
-@api(ApiKey.DESCRIBE_TRANSACTIONS, DescribeTransactionsRequest, "0")
+@api(
+    ApiKey.DESCRIBE_TRANSACTIONS,
+    DescribeTransactionsRequest,
+    "0",
+    needs=judged(DESCRIBE_TRANSACTIONAL_ID, DESCRIBE_TOPIC),
+)
 def describe_transactions(
     context: RequestContext, request: DescribeTransactionsRequest
 ) -> DescribeTransactionsResponse:
     """State, producer, partitions and age of transactional ids that are coordinated here (KIP-664).
 
-    TRANSACTIONAL_ID_NOT_FOUND where nobody has used an id, or not for `transactional.id.expiration.ms`.
+    TRANSACTIONAL_ID_NOT_FOUND where nobody has used an id, or not for `transactional.id.expiration.ms`. Topics that may
+    not be described are left out.
     """
     described = []
+    may_describe = context.rights(*DESCRIBE_TOPIC)
     for transactional_id in dict.fromkeys(request.transactional_ids):
         answer = DescribeTransactionsResponse.TransactionState(
             transactional_id=transactional_id, transaction_start_time_ms=-1
         )
         try:
+            context.demand(*DESCRIBE_TRANSACTIONAL_ID, transactional_id)
             found = context.broker.transactions.describe(transactional_id)
         except ApiError as error:
             answer.error_code = error.code
@@ -206,20 +248,22 @@ def describe_transactions(
             answer.topics = [
                 DescribeTransactionsResponse.TopicData(topic=topic, partitions=indexes)
                 for topic, indexes in by_topic.items()
+                if may_describe(topic)
             ]
         described.append(answer)
     return DescribeTransactionsResponse(transaction_states=described)
 
 
-@api(ApiKey.LIST_TRANSACTIONS, ListTransactionsRequest, "0-2")
+@api(ApiKey.LIST_TRANSACTIONS, ListTransactionsRequest, "0-2", needs=judged(DESCRIBE_TRANSACTIONAL_ID))
 def list_transactions(context: RequestContext, request: ListTransactionsRequest) -> ListTransactionsResponse:
-    """The transactional ids that this broker coordinates, filtered by state and producer id (KIP-664).
+    """The transactional ids that this broker coordinates and that may be described, by state and producer id (KIP-664).
 
     A state that does not exist matches nothing, and is named in the answer.
 
     Versions: v1 filters by how long a transaction has been open (KIP-994), v2 by a pattern that the whole id must
     match (KIP-1152): RE2, so that no pattern takes long; INVALID_REGULAR_EXPRESSION where it is none.
     """
+    may_describe = context.rights(*DESCRIBE_TRANSACTIONAL_ID)
     states = {state.title: state for state in TransactionState}
     unknown = [name for name in dict.fromkeys(request.state_filters) if name not in states]
     pattern = request.transactional_id_pattern
@@ -240,6 +284,7 @@ def list_transactions(context: RequestContext, request: ListTransactionsRequest)
             (not request.state_filters or found.state in wanted)
             and (not producers or found.producer_id in producers)
             and (request.duration_filter < 0 or found.start_ms < oldest_first_ms)
+            and may_describe(each.transactional_id)
         )
 
     chosen = [each for each in listed if is_wanted(each)]

@@ -152,9 +152,12 @@ class BrokerProcess:
 
 
 def write_properties(path: Path, values: Mapping[str, str]) -> None:
-    """A .properties file that is read back as `values`."""
+    """A .properties file that is read back as `values`; there may be passwords among them, so nobody else reads it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(f"{name}={_escaped(value)}\n" for name, value in values.items()), encoding="utf-8")
+    text = "".join(f"{name}={_escaped(value)}\n" for name, value in values.items())
+    with open(path, "w", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        os.fchmod(file.fileno(), 0o600)  # that of an earlier start may be open to others
+        file.write(text)
 
 
 def _escaped(value: str) -> str:

@@ -6,7 +6,8 @@
     DATA/broker-N/pid                   its process, from the moment it answers
     DATA/broker-N/server.properties,    of a broker that is a process of its own, in a cluster
     DATA/broker-N/log
-    DATA/zookeeper/                     the cluster's ZooKeeper, unless it is the user's
+    DATA/security/                      certificates, users and settings of clients, if it is secured (`local.secured`)
+    DATA/zookeeper/                     the cluster's ZooKeeper, unless it is the user's, and its password
 
 Invariants
 - The kernel says who uses a folder: by its lock, and by when a process began. A process id that was written down is
@@ -140,6 +141,7 @@ class Folder:
         self.path = path.absolute()
         self.log_path = self.path / "log"
         self.zookeeper = self.path / "zookeeper"
+        self.security = self.path / "security"
         self._lock_path = self.path / _LOCK
         self._clock = SystemClock()
         self._pause = threading.Event()  # never set: a wait on it is a pause
@@ -274,7 +276,7 @@ class Folder:
 
     def _parts(self) -> set[Path]:
         """The folder, and what a start may make in it."""
-        parts = {self.zookeeper, *self.path.glob(f"{_PREFIX}*"), self.path}
+        parts = {self.zookeeper, self.security, *self.path.glob(f"{_PREFIX}*"), self.path}
         return {part for part in parts if part.exists()}
 
     def _take_back(self, there: set[Path]) -> None:

@@ -1,7 +1,12 @@
 """ZooKeeper on this machine, from the jars inside the pyspark wheel: one server, or an ensemble of three.
 
-Files, below the directory it is given: `N/zoo.cfg`, `N/log4j2.properties`, `N/log` and `N/data` for server N (from 1).
-Not here: what is kept in it (`metadata.zookeeper`).
+Files, below the directory it is given: `N/zoo.cfg`, `N/log4j2.properties`, `N/log` and `N/data` for server N (from 1),
+and `password`, where it asks for one. Not here: what is kept in it (`metadata.zookeeper`).
+
+With a password nobody but its holders reads or writes anything. ZooKeeper itself has no list of users: it turns away
+whoever has not logged in at all (`enforce.auth`), takes any pair of name and password for a login, and leaves the rest
+to the znodes. So these are closed: the root and ZooKeeper's own by `close_to_strangers` here, the cluster's by the
+brokers. The password is made at the first start, is the directory's for good, and is never on a command line.
 
 A server is ready after about 0.8 s: only ZooKeeper's own jars are on the class path (the whole directory costs another
 half second), and the compiler stops at the quick tier, which is enough for a few hundred writes a second. `tickTime` is
@@ -10,11 +15,15 @@ half second), and the compiler stops at the quick tier, which is enough for a fe
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
+import os
+import secrets
 import signal
 import socket
 import subprocess
 import threading
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -25,9 +34,11 @@ from millrace.installing import install_hint
 from millrace.local.children import StartTimeout, last_line, spawn
 from millrace.local.java import find_java
 from millrace.local.ports import free_ports
+from millrace.metadata.zookeeper_access import OPEN, ZooKeeperAccess
 
 START_TIMEOUT_S: Final = 30.0
 STOP_TIMEOUT_S: Final = 10.0
+USERNAME: Final = "millrace"
 _POLL_S: Final = 0.01
 _MAIN: Final = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 _JARS: Final = (
@@ -68,11 +79,15 @@ class ZooKeeperFailed(MillraceError):
 class ZooKeeperServers:
     """One ZooKeeper server or three, as child processes. Ports are chosen once and kept across restarts."""
 
-    def __init__(self, directory: Path, nodes: int = 1, host: str = "127.0.0.1") -> None:
+    def __init__(
+        self, directory: Path, nodes: int = 1, host: str = "127.0.0.1", *, asks_for_password: bool = False
+    ) -> None:
         if nodes not in (1, 3):
             raise ConfigError(f"ZooKeeper runs with 1 or 3 servers here, not {nodes}")
         self.directory = directory.absolute()
         self.host = host
+        self.asks_for_password = asks_for_password
+        self._password_path = self.directory / "password"
         self.ports = free_ports(host, nodes)
         self._peer_ports = free_ports(host, 2 * nodes) if nodes > 1 else []
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
@@ -103,6 +118,20 @@ class ZooKeeperServers:
         return ",".join(f"{host}:{port}" for port in self.ports)
 
     @property
+    def has_password(self) -> bool:
+        """Whether there is one already, of an earlier start."""
+        return self._password_path.exists()
+
+    @cached_property
+    def access(self) -> ZooKeeperAccess:
+        """How to get in; makes the password if there is none yet."""
+        if not self.asks_for_password:
+            return OPEN
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.directory.chmod(0o700)  # what the brokers keep secret is in the data
+        return ZooKeeperAccess(USERNAME, _password(self._password_path), set_acl=True)
+
+    @property
     def nodes(self) -> list[int]:
         """The numbers of the servers, from 1."""
         return list(range(1, len(self.ports) + 1))
@@ -119,6 +148,7 @@ class ZooKeeperServers:
         """Start all servers and return when they answer."""
         self.launch()
         self.wait_until_ready()
+        self.close_to_strangers()
 
     def launch(self, node: int | None = None) -> None:
         """Start all servers, or one, and return at once."""
@@ -139,6 +169,14 @@ class ZooKeeperServers:
                 )
             if waiting:
                 self._pause.wait(_POLL_S)
+
+    def close_to_strangers(self) -> None:
+        """Close the root, when servers answer; harmless when repeated. Without a password there is nothing to do."""
+        if self.access.has_login:
+            from millrace.metadata.zookeeper import close_server  # noqa: PLC0415 - kazoo takes a while to load
+
+            timeout_ms = round(START_TIMEOUT_S * 1000)
+            asyncio.run(close_server(self.hosts, self.access, connection_timeout_ms=timeout_ms, clock=self._clock))
 
     def kill(self, node: int = 1) -> None:
         """kill -9 of one server; returns when it is gone."""
@@ -201,6 +239,8 @@ class ZooKeeperServers:
             "autopurge.snapRetainCount": 3,
             "autopurge.purgeInterval": 1,
         }
+        if self.access.has_login:
+            settings |= {"enforce.auth.enabled": "true", "enforce.auth.schemes": "digest"}
         lines = [f"{name}={value}" for name, value in settings.items()]
         if self._peer_ports:
             peers = zip(self._peer_ports[::2], self._peer_ports[1::2], strict=True)
@@ -224,6 +264,25 @@ class ZooKeeperServers:
             raise ZooKeeperFailed(
                 f"ZooKeeper ended with status {status} at its start: {last_line(self.log_path(node)) or 'no output'}"
             )
+
+
+def _password(path: Path) -> str:
+    """What is in the file; made up where there is none."""
+    try:
+        return path.read_text().strip()
+    except FileNotFoundError:
+        pass
+    password = secrets.token_urlsafe(32)
+    draft = path.with_suffix(".new")
+    draft.unlink(missing_ok=True)
+    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        os.write(fd, f"{password}\n".encode())
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    draft.rename(path)
+    return password
 
 
 def _java_command() -> list[str]:

@@ -11,16 +11,21 @@ half applied; unknown fields of a known change are refused too, because skipping
 
 from __future__ import annotations
 
+import base64
 import json
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from sys import intern
 from typing import Any, Final, TypeAlias, cast
 
 from millrace.errors import StorageError
 from millrace.model import UNASSIGNED_DIRECTORY
+from millrace.security.acls import Acl, Operation, PatternKind, Permission, ResourceKind
+from millrace.security.quotas import QuotaEntity
+from millrace.security.scram import ScramCredential, ScramMechanism
+from millrace.security.tokens import DelegationToken
 
 FORMAT_VERSION: Final = 1
 
@@ -185,7 +190,7 @@ class ConfigChanged:
 
     resource_type: ResourceType
     name: str
-    values: tuple[tuple[str, str | None], ...]
+    values: tuple[tuple[str, str | None], ...] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +200,45 @@ class ProducerIdsAllocated:
     broker_id: int
     next_id: int
     count: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScramChanged:
+    """A user has another password for one mechanism, or (None) none any more."""
+
+    user: str
+    mechanism: ScramMechanism
+    credential: ScramCredential | None
+
+
+@dataclass(frozen=True, slots=True)
+class AclsChanged:
+    """Rules that came and rules that went."""
+
+    added: tuple[Acl, ...] = ()
+    removed: tuple[Acl, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaChanged:
+    """Quotas of one entity that were set or removed (None); the others stay."""
+
+    entity: QuotaEntity
+    values: tuple[tuple[str, float | None], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenChanged:
+    """A delegation token came, or was renewed."""
+
+    token: DelegationToken
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRemoved:
+    """A delegation token has expired or was withdrawn."""
+
+    token_id: str
 
 
 Change: TypeAlias = (
@@ -210,6 +254,11 @@ Change: TypeAlias = (
     | PartitionChanged
     | ConfigChanged
     | ProducerIdsAllocated
+    | ScramChanged
+    | AclsChanged
+    | QuotaChanged
+    | TokenChanged
+    | TokenRemoved
 )
 ChangeSet: TypeAlias = tuple[Change, ...]
 
@@ -232,7 +281,8 @@ def decode(data: bytes) -> ChangeSet:
             raise StorageError(f"metadata delta has format {version}, this version reads {FORMAT_VERSION}")
         return tuple(_READERS[tag](fields) for tag, fields in body["changes"])
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-        raise StorageError(f"damaged metadata delta ({error!r}): {bytes(data[:80])!r}") from error
+        # What is written there, and what an error says about it, may be a secret.
+        raise StorageError(f"damaged metadata delta of {len(data)} bytes ({type(error).__name__})") from None
 
 
 # --- one writer and one reader per change -----------------------------------------------------------------------------
@@ -280,6 +330,27 @@ def _int(number: Any) -> int:
     if type(number) is not int:
         raise TypeError(f"{number!r} is not a whole number")
     return number
+
+
+def _float(number: Any) -> float:
+    """A number as it is written."""
+    if type(number) is not float:
+        raise TypeError(f"{number!r} is not how a number is written")
+    return number
+
+
+def _text(text: Any) -> str:
+    if type(text) is not str:
+        raise TypeError(f"{text!r} is not a text")
+    return text
+
+
+def _bytes(text: str) -> bytes:
+    """Bytes in base64, in the one form in which they are written."""
+    found = base64.b64decode(text, validate=True)
+    if base64.b64encode(found).decode() != text:
+        raise ValueError("not how bytes are written")
+    return found
 
 
 def _uuid(text: str) -> uuid.UUID:
@@ -378,6 +449,69 @@ def _read_config(fields: dict[str, Any]) -> ConfigChanged:
     return ConfigChanged(resource_type=ResourceType[fields.pop("type")], values=values, **fields)
 
 
+def _write_scram(change: ScramChanged) -> dict[str, Any]:
+    credential = change.credential
+    row = None
+    if credential is not None:
+        secrets = (credential.salt, credential.stored_key, credential.server_key)
+        row = [*(base64.b64encode(secret).decode() for secret in secrets), credential.iterations]
+    return {"user": change.user, "mechanism": change.mechanism.name, "credential": row}
+
+
+def _read_scram(fields: dict[str, Any]) -> ScramChanged:
+    row = fields.pop("credential")
+    credential = None
+    if row is not None:
+        salt, stored_key, server_key, iterations = row
+        credential = ScramCredential(_bytes(salt), _bytes(stored_key), _bytes(server_key), _int(iterations))
+    return ScramChanged(mechanism=ScramMechanism[fields.pop("mechanism")], credential=credential, **fields)
+
+
+def _write_acl(acl: Acl) -> list[Any]:
+    words = (acl.resource.name, acl.name, acl.pattern.name, acl.principal, acl.host)
+    return [*words, acl.operation.name, acl.permission.name]
+
+
+def _read_acl(row: list[Any]) -> Acl:
+    resource, name, pattern, principal, host, operation, permission = row
+    return Acl(
+        ResourceKind[resource],
+        _text(name),
+        PatternKind[pattern],
+        _text(principal),
+        _text(host),
+        Operation[operation],
+        Permission[permission],
+    )
+
+
+def _write_acls(change: AclsChanged) -> dict[str, Any]:
+    return {"added": list(map(_write_acl, change.added)), "removed": list(map(_write_acl, change.removed))}
+
+
+def _read_acls(fields: dict[str, Any]) -> AclsChanged:
+    added, removed = (tuple(map(_read_acl, fields.pop(name))) for name in ("added", "removed"))
+    return AclsChanged(added, removed, **fields)
+
+
+def _write_quota(change: QuotaChanged) -> dict[str, Any]:
+    return {"entity": [list(part) for part in change.entity], "values": [list(pair) for pair in change.values]}
+
+
+def _read_quota(fields: dict[str, Any]) -> QuotaChanged:
+    entity = tuple((_text(kind), None if name is None else _text(name)) for kind, name in fields.pop("entity"))
+    values = tuple((_text(key), None if value is None else _float(value)) for key, value in fields.pop("values"))
+    return QuotaChanged(entity, values, **fields)
+
+
+def _write_token(change: TokenChanged) -> dict[str, Any]:
+    return _write_flat(change.token)
+
+
+def _read_token(fields: dict[str, Any]) -> TokenChanged:
+    return TokenChanged(DelegationToken(renewers=tuple(map(_text, fields.pop("renewers"))), **fields))
+
+
 def _write_flat(change: Any) -> dict[str, Any]:
     return {name: getattr(change, name) for name in type(change).__slots__}
 
@@ -399,6 +533,11 @@ _CODEC: Final[Mapping[type[Any], tuple[str, Callable[[Any], dict[str, Any]], Cal
     PartitionChanged: ("partition_changed", _write_changed, _read_changed),
     ConfigChanged: ("config_changed", _write_config, _read_config),
     ProducerIdsAllocated: ("producer_ids_allocated", _write_flat, lambda fields: ProducerIdsAllocated(**fields)),
+    ScramChanged: ("scram_changed", _write_scram, _read_scram),
+    AclsChanged: ("acls_changed", _write_acls, _read_acls),
+    QuotaChanged: ("quota_changed", _write_quota, _read_quota),
+    TokenChanged: ("token_changed", _write_token, _read_token),
+    TokenRemoved: ("token_removed", _write_flat, lambda fields: TokenRemoved(**fields)),
 }
 _TAGS: Final = {kind: tag for kind, (tag, _, _) in _CODEC.items()}
 _WRITERS: Final = {kind: writer for kind, (_, writer, _) in _CODEC.items()}

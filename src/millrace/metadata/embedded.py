@@ -16,6 +16,7 @@ and the loop never waits for a flush; a database in memory is called directly. S
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sqlite3
 from collections.abc import AsyncGenerator, Callable
@@ -128,6 +129,8 @@ class Database:
 
     def _connect(self) -> sqlite3.Connection:
         fresh = self.path is not None and not self.path.exists()
+        if self.path is not None:
+            _keep_private(self.path)
         connection = sqlite3.connect(
             self.path or ":memory:", isolation_level=None, check_same_thread=False, timeout=0.2, cached_statements=32
         )
@@ -321,6 +324,17 @@ def _read_deltas(connection: sqlite3.Connection, after: int) -> list[tuple[int, 
     return connection.execute(
         "SELECT idx, data FROM deltas WHERE idx > ? ORDER BY idx LIMIT ?", (after, _READ_AT_A_TIME)
     ).fetchall()
+
+
+def _keep_private(path: Path) -> None:
+    """Make the file if there is none, for its owner alone: what is kept of passwords is in it.
+
+    One that is there is not opened: to close it would give up the lock of whoever has it open in this process.
+    """
+    with contextlib.suppress(OSError):  # SQLite comes to the same end and says so
+        if not path.exists():
+            path.touch(0o600)
+        path.chmod(0o600)
 
 
 def _sync_directory(directory: Path) -> None:

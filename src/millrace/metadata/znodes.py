@@ -84,8 +84,8 @@ def unpack(value: bytes) -> bytes:
         if kind == _ZLIB:
             return zlib.decompress(data)
     except (struct.error, zlib.error) as error:
-        raise StorageError(f"damaged metadata in ZooKeeper ({error}): {value[:40]!r}") from error
-    raise StorageError(f"damaged metadata in ZooKeeper: {value[:40]!r}")
+        raise StorageError(f"damaged metadata in ZooKeeper, {len(value)} bytes: {error}") from error
+    raise StorageError(f"damaged metadata in ZooKeeper, {len(value)} bytes of an unknown kind")
 
 
 def to_json(fields: dict[str, Any]) -> bytes:
@@ -98,7 +98,7 @@ def from_json(data: bytes, path: str) -> dict[str, Any]:
     except ValueError:
         fields = None
     if not isinstance(fields, dict):
-        raise StorageError(f"damaged metadata in ZooKeeper: {path} is {data[:40]!r}")
+        raise StorageError(f"damaged metadata in ZooKeeper: {path} cannot be read, {len(data)} bytes")
     return fields
 
 

@@ -13,6 +13,8 @@ Invariants
   come, which the session promises.
 - `/controller` is made and replaced together with `/controller_epoch`: a pair that was read with equal epochs is true.
 - Watches are set before the state is read that they guard, and set again after every lost connection.
+- Where znodes are closed to strangers (`metadata.zookeeper_access`), every znode of the cluster is, from `open` on:
+  what is made is closed from its first moment, and what was there is closed before `open` returns.
 
 Owner: the loop. Appends and snapshots, which have several steps, wait for each other.
 """
@@ -21,6 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import secrets
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
@@ -28,7 +31,8 @@ from functools import partial
 from typing import Final, TypeVar
 
 from millrace.clock import Clock, SystemClock
-from millrace.errors import StorageError
+from millrace.config import BrokerConfig
+from millrace.errors import ConfigError, StorageError
 from millrace.metadata import znodes
 from millrace.metadata.store import (
     BrokerRegistration,
@@ -40,6 +44,7 @@ from millrace.metadata.store import (
     Trimmed,
 )
 from millrace.metadata.znodes import ControllerClaim
+from millrace.metadata.zookeeper_access import OPEN, ZooKeeperAccess
 from millrace.metadata.zookeeper_session import (
     BATCH,
     Alarm,
@@ -51,6 +56,7 @@ from millrace.metadata.zookeeper_session import (
     Exists,
     Get,
     InDoubt,
+    IsOpen,
     Operation,
     Refusal,
     SetData,
@@ -70,6 +76,11 @@ _LAYOUT: Final = (
     Create(znodes.BROKER_IDS),
     Create(znodes.CONTROLLER_EPOCH),
 )
+
+_TOP: Final = (znodes.METADATA, znodes.BROKERS, znodes.CONTROLLER_EPOCH, znodes.CONTROLLER)
+_SERVER: Final = ("/", "/zookeeper", "/zookeeper/quota")
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -95,15 +106,28 @@ class ZooKeeperStore:
         session_timeout_ms: int = 6000,
         connection_timeout_ms: int | None = None,
         clock: Clock | None = None,
+        access: ZooKeeperAccess = OPEN,
     ) -> None:
         self._session = ZooKeeperSession(
             hosts,
             session_timeout_ms=session_timeout_ms,
             connection_timeout_ms=connection_timeout_ms or session_timeout_ms,
             clock=clock or SystemClock(),
+            access=access,
         )
         self._writing = asyncio.Lock()
         self._office: _Office | None = None
+
+    @classmethod
+    def from_config(cls, config: BrokerConfig, clock: Clock) -> ZooKeeperStore:
+        """The store that a broker's settings name."""
+        return cls(
+            config.get_str("zookeeper.connect"),
+            session_timeout_ms=config.get_int("zookeeper.session.timeout.ms"),
+            connection_timeout_ms=config.get("zookeeper.connection.timeout.ms"),
+            clock=clock,
+            access=ZooKeeperAccess.from_config(config),
+        )
 
     def __repr__(self) -> str:
         return f"ZooKeeperStore({self.hosts}{self._session.root}, {self._session.state.name.lower()})"
@@ -119,6 +143,8 @@ class ZooKeeperStore:
         await self._session.open()
         try:
             await self._make_layout()
+            if self._session.access.closes:
+                await self._close_znodes()
         except BaseException:
             await self.close()
             raise
@@ -147,6 +173,37 @@ class ZooKeeperStore:
             raise StorageError(
                 f"the metadata in ZooKeeper at {place} has format {stored.get('format')}, "
                 f"this version reads {znodes.FORMAT}"
+            )
+
+    async def _close_znodes(self) -> None:
+        """Close what earlier starts left open, down to the last delta: a stranger needs nothing but its path."""
+        if self._session.access.set_acl is None:
+            await self._check_that_others_log_in()
+        closed = 0
+        level = list(_TOP)
+        while level:
+            below: list[str] = []
+            for start in range(0, len(level), BATCH):
+                paths = level[start : start + BATCH]
+                closed += await self._session.close_to_strangers(paths)
+                names = await self._session.read(*(Children(path) for path in paths))
+                below += [f"{path}/{name}" for path, found in zip(paths, names, strict=True) for name in found or ()]
+            level = below
+        if self._session.root:
+            closed += await self._session.close_to_strangers([""])
+        if closed:
+            logger.info("%d znodes at %s were open, and are closed now", closed, self.hosts)
+
+    async def _check_that_others_log_in(self) -> None:
+        """ConfigError where brokers run that leave their znodes open: they may be without a login, and be shut out."""
+        (names,) = await self._session.read(Children(znodes.BROKER_IDS))
+        ids = sorted(int(name) for name in names or () if name.isdigit())
+        are_open = await self._session.read(*(IsOpen(znodes.broker_path(broker_id)) for broker_id in ids[:BATCH]))
+        if any(are_open):
+            brokers = ", ".join(str(broker_id) for broker_id, is_open in zip(ids, are_open, strict=False) if is_open)
+            raise ConfigError(
+                f"brokers {brokers} leave the znodes open, and closed ones might shut them out: set "
+                "zookeeper.set.acl=false until every broker has the login, then true"
             )
 
     # ------------------------------------------------------------------------------------------- members and controller
@@ -389,3 +446,19 @@ def _stored(found: T | None, path: str) -> T:
     if found is None:
         raise StorageError(f"ZooKeeper has lost the cluster's metadata: {path} is gone")
     return found
+
+
+async def close_server(hosts: str, access: ZooKeeperAccess, *, connection_timeout_ms: int, clock: Clock) -> None:
+    """Close a whole ZooKeeper to everybody but `access`, for one that is a cluster's own: its root, too."""
+    session = ZooKeeperSession(
+        hosts,
+        session_timeout_ms=connection_timeout_ms,
+        connection_timeout_ms=connection_timeout_ms,
+        clock=clock,
+        access=access,
+    )
+    await session.open()
+    try:
+        await session.close_to_strangers(_SERVER)
+    finally:
+        await session.close()

@@ -1,8 +1,8 @@
 """A session on a ZooKeeper ensemble, for one event loop: the bridge to kazoo, and the only module that imports it.
 
-Here: connecting and connecting again, reads that are asked until they are answered, writes whose outcome may be in
-doubt, watches, the states of the session, and the threads all that needs. Paths are below the one in the address, which
-`open` makes. Not here: which znodes there are, what is written when, and what a doubt means for it
+Here: connecting and connecting again, the login, reads that are asked until they are answered, writes whose outcome may
+be in doubt, watches, the states of the session, and the threads all that needs. Paths are below the one in the address,
+which `open` makes. Not here: which znodes there are, what is written when, and what a doubt means for it
 (`metadata.zookeeper`).
 
 Invariants
@@ -11,6 +11,7 @@ Invariants
   connection of the same session still had under way, so what is not there then will not come.
 - When the session has ended `number` changes first; then its open requests fail, and the states say so.
 - EXPIRED is never skipped in `states`.
+- Nothing is asked on a connection before it has logged in: kazoo does that first, on every new connection.
 - An alarm rings for every change after the read that set it: kazoo sets the watch with that very read, and lets it ring
   when the connection is lost, because ZooKeeper may then have nobody to tell.
 
@@ -31,29 +32,35 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
+from ssl import SSLSocket
 from typing import Any, Final, Generic, TypeVar, overload
 
 from kazoo.client import KazooClient, TransactionRequest
 from kazoo.exceptions import (
+    AuthFailedError,
     BadVersionError,
     ConnectionLoss,
     KazooException,
+    NoAuthError,
     NodeExistsError,
     NoNodeError,
     OperationTimeoutError,
     RolledBackError,
     RuntimeInconsistency,
+    SessionClosedRequireSaslError,
     SessionExpiredError,
     SessionMovedError,
 )
 from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.hosts import collect_hosts
-from kazoo.protocol.states import KazooState
+from kazoo.protocol.states import KazooState, KeeperState
 from kazoo.retry import KazooRetry
+from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
 from millrace.clock import Clock
 from millrace.errors import ConfigError, StorageError
 from millrace.metadata.store import SessionState
+from millrace.metadata.zookeeper_access import OPEN, ZooKeeperAccess, ZooKeeperTls
 from millrace.tasks import awaited
 
 logger = logging.getLogger(__name__)
@@ -70,6 +77,9 @@ _ATTEMPTS: Final = 3
 
 _LOST: Final = (ConnectionLoss, OperationTimeoutError, SessionExpiredError, SessionMovedError)
 """The outcome is not known: the answer did not come."""
+
+_NOT_LET_IN: Final = (NoAuthError, AuthFailedError, SessionClosedRequireSaslError)
+"""The znode is somebody else's, or the server (`enforce.auth`) takes no questions of strangers."""
 
 _Send = Callable[[KazooClient], Any]
 """Sends one request and returns kazoo's result object."""
@@ -151,6 +161,12 @@ class Children(_Read[list[str] | None]):
     __slots__ = ()
 
 
+class IsOpen(_Read[bool | None]):
+    """Whether strangers may do something with the znode, None where there is none such."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Create:
     path: str
@@ -205,8 +221,17 @@ _REFUSALS: Final[dict[type[Exception], Refusal]] = {
 class ZooKeeperSession:
     """One session, and after its end the next one, on the servers of `address` (`host:port,.../path`)."""
 
-    def __init__(self, address: str, *, session_timeout_ms: int, connection_timeout_ms: int, clock: Clock) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        session_timeout_ms: int,
+        connection_timeout_ms: int,
+        clock: Clock,
+        access: ZooKeeperAccess = OPEN,
+    ) -> None:
         self.hosts, self.root = _split_address(address)
+        self.access = access
         self.state = SessionState.SUSPENDED
         self.number = 0
         """Another one for every session: what was won in one is gone in the next."""
@@ -224,26 +249,36 @@ class ZooKeeperSession:
     async def open(self) -> None:
         """Connect and make the path in the address. StorageError where no server answers in time or it is refused."""
         loop = asyncio.get_running_loop()
+        access = self.access
+        if access.tls is not None:
+            await loop.run_in_executor(None, access.tls.context)  # what is wrong with the files is said here
+        handler = _Handler(self._session_timeout_ms / 1000 / _ATTEMPTS, access.tls)
         client = KazooClient(
             hosts=_often_enough(self.hosts),
             timeout=self._session_timeout_ms / 1000,
-            handler=_Handler(self._session_timeout_ms / 1000 / _ATTEMPTS),
+            handler=handler,
+            auth_data=[("digest", f"{access.username}:{access.password}")] if access.username else None,
+            default_acl=CREATOR_ALL_ACL if access.closes else None,
             connection_retry=KazooRetry(max_tries=-1, delay=0.05, backoff=2, max_delay=0.2),
             logger=_kazoo_logger,
         )
 
         def changed(state: str) -> None:
             _on_loop(loop, partial(self._on_state, state))
+            if client.client_state == KeeperState.AUTH_FAILED:
+                _on_loop(loop, self._connected.set)  # kazoo gives up: nobody is to wait for it
 
         client.add_listener(changed)
         self._client = client
         client.start_async()
         try:
             await self._at_most(self._connection_timeout_ms / 1000, awaited(self._connected.wait()))
+            if client.client_state == KeeperState.AUTH_FAILED:
+                raise self._refused("log in", AuthFailedError())
             if not self._connected.is_set():
+                hint = handler.tls_failure or "is it running, and is zookeeper.connect right?"
                 raise StorageError(
-                    f"no ZooKeeper answered at {self.hosts} within {self._connection_timeout_ms} ms; "
-                    "is it running, and is zookeeper.connect right?"
+                    f"no ZooKeeper answered at {self.hosts} within {self._connection_timeout_ms} ms; {hint}"
                 )
             await self._make_root()
         except BaseException:
@@ -296,9 +331,13 @@ class ZooKeeperSession:
         parts = self.root.split("/")
         for depth in range(2, len(parts) + 1):
             path = "/".join(parts[:depth])
-            (made,) = await self._ask_until_answered(partial(_send_create, path))
+            # What lies above the cluster's own path may be for others, too.
+            acl = OPEN_ACL_UNSAFE if depth < len(parts) else None
+            (made,) = await self._ask_until_answered(partial(_send_create, path, acl))
+            if isinstance(made, NoAuthError) and depth < len(parts):
+                continue  # made by somebody else, who may have let us in further down
             if isinstance(made, Exception) and not isinstance(made, NodeExistsError):
-                raise StorageError(f"ZooKeeper at {self.hosts} refuses to create {path}: {made!r}")
+                raise self._refused(f"create {path}", made)
 
     def owns(self, node: Node) -> bool:
         """Whether the znode ends with this session."""
@@ -396,22 +435,48 @@ class ZooKeeperSession:
                 return client.exists_async(path, watch=watch)
             case Children():
                 return client.get_children_async(path, watch=watch)
+            case IsOpen():
+                return client.get_acls_async(path)
         raise AssertionError(request)
 
     def _answer(self, request: _Read[Any], answer: Any) -> Any:
         if isinstance(answer, NoNodeError):
             return None
         if isinstance(answer, Exception):
-            raise StorageError(f"ZooKeeper at {self.hosts} refuses to read {self.root}{request.path}: {answer!r}")
+            raise self._refused(f"read {self.root}{request.path}", answer)
         match request:
             case Get():
                 data, stat = answer
                 return Node(data, stat.version, stat.czxid, stat.ephemeralOwner)
             case Exists():
                 return answer is not None
+            case IsOpen():
+                acls, _ = answer
+                return any(acl.id.scheme == "world" for acl in acls)
         return answer
 
+    def _refused(self, doing: str, error: Exception) -> StorageError:
+        if isinstance(error, _NOT_LET_IN):
+            return StorageError(f"not allowed by ZooKeeper at {self.hosts} to {doing}: {self.access.advice}")
+        return StorageError(f"ZooKeeper at {self.hosts} refuses to {doing}: {error!r}")
+
     # ---------------------------------------------------------------------------------------------------------- writes
+
+    async def close_to_strangers(self, paths: Sequence[str]) -> int:
+        """Close those of the znodes that are open, for this session's login; how many. Gone ones are no matter.
+
+        It may be done twice, so a lost answer is no question. At most BATCH at a time.
+        """
+        are_open = await self.read(*(IsOpen(path) for path in paths))
+        found = [path for path, is_open in zip(paths, are_open, strict=True) if is_open]
+        answers = await self._ask_until_answered(*(partial(self._send_close, path) for path in found))
+        for path, answer in zip(found, answers, strict=True):
+            if isinstance(answer, Exception) and not isinstance(answer, NoNodeError):
+                raise self._refused(f"close {self.root}{path}", answer)
+        return len(found)
+
+    def _send_close(self, path: str, client: KazooClient) -> Any:
+        return client.set_acls_async(self.root + path, CREATOR_ALL_ACL)
 
     async def multi(self, operations: Sequence[Operation], check: Callable[[], object] | None = None) -> Refusal | None:
         """All operations, or none and why. InDoubt where the answer was lost.
@@ -438,7 +503,7 @@ class ZooKeeperSession:
             raise InDoubt
         refusal = _REFUSALS.get(type(error))
         if refusal is None:
-            raise StorageError(f"ZooKeeper at {self.hosts} refuses a write: {error!r}")
+            raise self._refused("write", error)
         return refusal
 
     def _add(self, operation: Operation, transaction: TransactionRequest) -> None:
@@ -492,8 +557,8 @@ class ZooKeeperSession:
         return future
 
 
-def _send_create(path: str, client: KazooClient) -> Any:
-    return client.create_async(path, b"")
+def _send_create(path: str, acl: Any, client: KazooClient) -> Any:
+    return client.create_async(path, b"", acl=acl)
 
 
 def _first_error(results: Any) -> Exception | None:
@@ -534,14 +599,36 @@ class _StateQueue:
 
 
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types
-    """kazoo's threads, but a server whose machine is gone does not cost a whole session timeout."""
+    """kazoo's threads, but a server whose machine is gone does not cost a whole session timeout.
 
-    def __init__(self, connect_timeout_s: float) -> None:
+    TLS is begun here: kazoo would trust the system's authorities beside the one that was named. And it asks the kernel
+    whether there is something to read, which does not know of what TLS has already decrypted.
+    """
+
+    def __init__(self, connect_timeout_s: float, tls: ZooKeeperTls | None) -> None:
         super().__init__()
+        self.tls_failure = ""
+        """What went wrong with TLS the last time."""
         self._connect_timeout_s = connect_timeout_s
+        self._tls = tls
 
-    def create_connection(self, *args: Any, **kwargs: Any) -> Any:
-        return super().create_connection(*args, **{**kwargs, "timeout": self._connect_timeout_s})
+    def create_connection(self, *args: Any, hostname: str | None = None, **kwargs: Any) -> Any:
+        connected = super().create_connection(*args, **{**kwargs, "timeout": self._connect_timeout_s})
+        if self._tls is None:
+            return connected
+        try:
+            return self._tls.context().wrap_socket(connected, server_hostname=hostname)
+        except (OSError, ConfigError) as error:
+            connected.close()
+            self.tls_failure = f"TLS failed: {error}"
+            raise ConnectionError(self.tls_failure) from error
+
+    def select(self, readable: Any, writable: Any, failed: Any, timeout: Any = None) -> Any:
+        decrypted = [each for each in readable if isinstance(each, SSLSocket) and each.pending()]
+        if not decrypted:
+            return super().select(readable, writable, failed, timeout)
+        found, writable, failed = super().select(readable, writable, failed, 0)
+        return [*found, *(each for each in decrypted if each not in found)], writable, failed
 
 
 def _on_loop(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:

@@ -30,20 +30,21 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from millrace.client.connection import Connection
+from millrace.cluster.dialer import inter_broker_endpoint
 from millrace.errors import ApiError, ErrorCode, MillraceError, ProtocolError
 from millrace.tasks import Tasks, cancel
 from millrace.wire.messages.fetch import FetchRequest, FetchResponse
 
 if TYPE_CHECKING:
+    from millrace.client.connection import Connection
     from millrace.clock import Clock
+    from millrace.cluster.dialer import Dialer
     from millrace.cluster.image import ClusterImage
     from millrace.config import BrokerConfig
+    from millrace.metadata.deltas import Endpoint
     from millrace.replication.partition import Partition
 
 logger = logging.getLogger(__name__)
-
-Address = tuple[str, int]
 
 FETCH_VERSION: Final = 16
 FIRST_PAUSE_S: Final = 0.02
@@ -83,9 +84,8 @@ class Fetchers:
     def __init__(
         self,
         *,
-        broker_id: int,
+        dialer: Dialer,
         broker_epoch: Callable[[], int],
-        listener: str,
         settings: FetchSettings,
         clock: Clock,
         lost: Callable[[int], None],
@@ -93,13 +93,13 @@ class Fetchers:
     ) -> None:
         """`lost` is told which leader cannot be fetched from any more, `reached` which one can (again)."""
         self.settings = settings
-        self.broker_id = broker_id
+        self.dialer = dialer
+        self.broker_id = dialer.broker_id
         self.broker_epoch = broker_epoch
         self.clock = clock
         self.lost = lost
         self.reached = reached
-        self._listener = listener
-        self._addresses: dict[int, Address] = {}
+        self._endpoints: dict[int, Endpoint] = {}
         self._fetchers: dict[int, Fetcher] = {}
         self._leaders: dict[Partition, int] = {}
         self.tasks = Tasks(clock)
@@ -126,7 +126,7 @@ class Fetchers:
         fetcher = self._fetchers.get(leader)
         if fetcher is None:
             fetcher = self._fetchers[leader] = Fetcher(leader, self)
-            fetcher.set_address(self._addresses.get(leader))
+            fetcher.set_endpoint(self._endpoints.get(leader))
         fetcher.put(partition)
 
     def forget(self, partition: Partition) -> None:
@@ -142,13 +142,10 @@ class Fetchers:
 
     def brokers_changed(self, image: ClusterImage) -> None:
         """Take over the addresses of the image."""
-        self._addresses = {}
-        for broker in image.brokers.values():
-            endpoint = broker.endpoint(self._listener)
-            if endpoint is not None:
-                self._addresses[broker.broker_id] = (endpoint.host, endpoint.port)
+        found = ((broker_id, inter_broker_endpoint(image, broker_id)) for broker_id in image.brokers)
+        self._endpoints = {broker_id: endpoint for broker_id, endpoint in found if endpoint is not None}
         for leader, fetcher in self._fetchers.items():
-            fetcher.set_address(self._addresses.get(leader))
+            fetcher.set_endpoint(self._endpoints.get(leader))
 
 
 @dataclass(slots=True)
@@ -178,7 +175,7 @@ class Fetcher:
         self.leader = leader
         self.owner = owner
         self.places: dict[tuple[uuid.UUID, int], _Place] = {}
-        self._address: Address | None = None
+        self._endpoint: Endpoint | None = None
         self._changed = asyncio.Event()
         self._session: _Session | None = None
         self._pause_s = 0.0
@@ -202,9 +199,9 @@ class Fetcher:
         self.places.pop((partition.topic_id, partition.index), None)
         self._note_change()
 
-    def set_address(self, address: Address | None) -> None:
-        if address != self._address:
-            self._address = address
+    def set_endpoint(self, endpoint: Endpoint | None) -> None:
+        if endpoint != self._endpoint:
+            self._endpoint = endpoint
             self._note_change()
 
     def _note_change(self) -> None:
@@ -250,16 +247,11 @@ class Fetcher:
             timer.cancel()
 
     async def _fetch_until_changed(self) -> None:
-        if self._address is None or not self.places:
+        if self._endpoint is None or not self.places:
             await self._changed.wait()
             return
-        connection = await Connection.open(
-            *self._address,
-            client_id=f"broker-{self.owner.broker_id}",
-            timeout_ms=self.owner.settings.timeout_ms,
-            clock=self.owner.clock,
-            negotiate=False,
-        )
+        owner = self.owner
+        connection = await owner.dialer.open(self._endpoint, self.leader, timeout_ms=owner.settings.timeout_ms)
         if self._changed.is_set():
             connection.abort()
             return

@@ -32,10 +32,10 @@ from millrace.metadata.deltas import (
 )
 from millrace.model import (
     FAILED_DIRECTORY,
-    INTERNAL_TOPICS,
     LOST_DIRECTORY,
     NO_BROKER,
     NO_EPOCH,
+    STATE_TOPICS,
     UNASSIGNED_DIRECTORY,
     TopicPartition,
 )
@@ -112,6 +112,7 @@ class Replicas:
         self._clock = clock
         self._topics: dict[TopicKey, list[Partition | None]] = {}
         """By name and by id, the same list: a partition's place is its index, None where another broker leads it."""
+        self._names: dict[bytes, str] = {}
         self._held: dict[TopicPartition, Partition] = {}
         self._image = ClusterImage()
         self._leader_quota = ReplicationQuota(config.get_int(_LEADER_RATE), clock)
@@ -150,7 +151,7 @@ class Replicas:
 
     def find_readable(self, key: TopicKey, index: int) -> Partition:
         """The same, or a follower: what a consumer may read from."""
-        partition = self._find(key, index) or self._held.get(TopicPartition(self._name(key), index))
+        partition = self._find(key, index) or self._held.get(TopicPartition(self.name_of(key), index))
         if partition is None:
             raise ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "this broker has no replica of this partition")
         return partition
@@ -164,11 +165,9 @@ class Replicas:
             raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"partition {index} does not exist")
         return partitions[index]
 
-    def _name(self, key: TopicKey) -> str:
-        if isinstance(key, str):
-            return key
-        topic = self._image.topics_by_id.get(uuid.UUID(bytes=key))
-        return "" if topic is None else topic.name
+    def name_of(self, key: TopicKey) -> str:
+        """The name of the topic that a request means; empty for an id that is not known."""
+        return key if isinstance(key, str) else self._names.get(key, "")
 
     def led(self, key: TopicKey, index: int) -> Partition | None:
         """The partition, if this broker leads it."""
@@ -201,7 +200,7 @@ class Replicas:
             partitions = self._topics.get(key)
             if partitions is None or not 0 <= index < len(partitions):
                 continue
-            partition = partitions[index] or self._held.get(TopicPartition(self._name(key), index))
+            partition = partitions[index] or self._held.get(TopicPartition(self.name_of(key), index))
             if partition is not None:
                 marks.append(partition.high_watermark)
         return marks
@@ -228,7 +227,7 @@ class Replicas:
                     self._follow(place, partition)
 
     def _note_space(self, place: TopicPartition, partition: Partition) -> None:
-        partition.is_full = place.topic not in INTERNAL_TOPICS and self._log_dirs.is_full(place)
+        partition.is_full = place.topic not in STATE_TOPICS and self._log_dirs.is_full(place)
 
     def misplaced(self) -> list[Placement]:
         """The replicas that do not lie where the image says: moved, damaged, or gone."""
@@ -342,6 +341,7 @@ class Replicas:
         """Give these partitions of a topic the roles that the image says."""
         slots = self._topics.setdefault(topic.name, [])
         self._topics[topic.topic_id.bytes] = slots
+        self._names[topic.topic_id.bytes] = topic.name
         slots.extend([None] * (len(topic.partitions) - len(slots)))
         led: list[Partition] = []
         unled: list[Partition] = []
@@ -484,6 +484,7 @@ class Replicas:
             return
         slots = self._topics.pop(topic.name, [])
         self._topics.pop(topic.topic_id.bytes, None)
+        self._names.pop(topic.topic_id.bytes, None)
         led = [partition for partition in slots if partition is not None]
         gone = ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {topic.name} was deleted")
         for index in range(len(topic.partitions)):
@@ -553,7 +554,7 @@ class Replicas:
     def _log_config(self, topic: str) -> LogConfig:
         config = self._topic_config(topic)
         expiration_ms = self._config.get_int("producer.id.expiration.ms")
-        return log_config(config, internal=topic in INTERNAL_TOPICS, producer_expiration_ms=expiration_ms)
+        return log_config(config, internal=topic in STATE_TOPICS, producer_expiration_ms=expiration_ms)
 
 
 @contextmanager

@@ -4,13 +4,17 @@ A request's handler starts only after every earlier request of the connection ha
 that are declared to overlap (Produce, Fetch): those do their ordered part at once and may then wait while the next
 request starts. Replies leave in the order of their requests whatever order they are ready in.
 
-Back-pressure: nothing is read from a peer that does not read its replies, that has too many requests waiting, or while
-the broker's memory budget is used up. A peer that breaks the protocol is closed at once; nobody else notices.
+Back-pressure: nothing is read from a peer that does not read its replies, that has too many requests waiting, that has
+used more than its quota (`throttling`), or while the broker's memory budget is used up. A peer that breaks the protocol
+is closed at once; nobody else notices.
 
 What replies weigh is counted (`answers`) from when they are ready until the kernel has the last byte: until then the
 transport keeps all of them. Beyond that a connection has `WRITE_BUFFER_HIGH_BYTES` which nobody counts.
 
-What is not here: the meaning of any request (`handlers`), accepting sockets (`listener`).
+On a listener with SASL the connection begins narrow: only what a login needs is served, in small frames, until
+`server.login` opens it; and again when the session has ended.
+
+What is not here: the meaning of any request (`handlers`), accepting sockets (`listener`), how a login goes (`login`).
 """
 
 from __future__ import annotations
@@ -25,21 +29,30 @@ from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from millrace.errors import ApiError, ErrorCode, ProtocolError, StorageError, code_of, text_of
-from millrace.handlers import api_versions
+from millrace.handlers import api_versions, auditing
 from millrace.handlers.context import RequestContext, Services
 from millrace.handlers.promise import Promise
-from millrace.wire.frame import FrameReader, RequestHeader, read_request_header
+from millrace.security.ocsf import Caller
+from millrace.security.principals import NoPrincipal, PrincipalMapper, session_of
+from millrace.security.sessions import ANONYMOUS, Session
+from millrace.server.login import Login, LoginRules
+from millrace.server.throttling import Timed, asked_for, meter_of, told
+from millrace.wire.frame import FrameReader, read_request_header
 from millrace.wire.keys import ApiKey
 
 if TYPE_CHECKING:
+    from millrace.clock import Timer
     from millrace.handlers.registry import Api, Buffers
+    from millrace.security.metering import Meter
     from millrace.server.answers import AnswerRoom
     from millrace.server.flow import ConnectionLimits, MemoryBudget
+    from millrace.server.login import HeaderReader
 
 log = logging.getLogger(__name__)
 
 MAX_WAITING_REQUESTS: Final = 128
 """Whole requests that one connection may have received and not yet begun; more stay in the kernel."""
+MAX_WAITING_BEFORE_LOGIN: Final = 2
 MAX_OVERLAPPING_REPLIES: Final = 128
 MAX_REQUESTS_PER_TURN: Final = 16
 """Requests that one connection may begin before the other connections get their turn."""
@@ -50,7 +63,6 @@ KEEPALIVE: Final = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (sock
 WRITE_BUFFER_HIGH_BYTES: Final = 64 * 1024
 """Small answers gather in the transport for one turn of the loop."""
 
-NO_REPLY: Final[Buffers] = ()
 _LATER: Final = (CoroutineType, Promise)
 """What a handler returns whose answer is not there yet."""
 
@@ -80,22 +92,32 @@ class Connection(asyncio.BufferedProtocol):
         listener: str,
         budget: MemoryBudget,
         answers: AnswerRoom,
-        limits: ConnectionLimits,
+        limits: ConnectionLimits | None,
         max_frame_bytes: int,
         spawn: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]],
         on_closed: Callable[[Connection], None],
+        login_rules: LoginRules | None = None,
+        mapper: PrincipalMapper | None = None,
     ) -> None:
-        self._apis = apis
+        """`limits` is None for a connection that was admitted before; by `mapper` its certificate says who it is."""
+        self._apis = self._all_apis = apis
+        """What is served now: before a login, and after its session, not all."""
         self._services = services
         self._listener = listener
         self._budget = budget
         self._answers = answers
         self._limits = limits
+        self._max_frame_bytes = max_frame_bytes
+        self._max_waiting = MAX_WAITING_REQUESTS
+        self._quotas = services.quotas
         self._reader = FrameReader(max_frame_bytes)
+        self._read_header: HeaderReader = read_request_header
+        self._session = ANONYMOUS
         self._spawn = spawn
         self._on_closed = on_closed
+        self._mapper = mapper
         self._transport: asyncio.Transport | None = None
-        self._host = ""
+        self._host, self._port = "", 0
         self._admitted = False
         self._requests: deque[memoryview | ProtocolError] = deque()
         """Whole requests that have not begun; an error in their place closes the connection when its turn comes."""
@@ -113,6 +135,9 @@ class Connection(asyncio.BufferedProtocol):
         self._gated = False
         """A request that does not overlap is being handled: the next one waits."""
         self._turn_is_over = False
+        self._quiet: Timer | None = None
+        """Until it fires nothing is read, and nothing begins: the client has used more than its quota."""
+        self._quiet_until = 0.0
         self._lost = False
         """The stream cannot be cut into frames any more."""
         self._write_paused = False
@@ -120,6 +145,7 @@ class Connection(asyncio.BufferedProtocol):
         self._in_line = False
         self._partial_bytes = 0
         self._draining = False
+        self.login = None if login_rules is None else Login(login_rules, self, services.clock)
         self.on_lost: dict[object, Callable[[], None]] = {}
         """What handlers bound to this connection; each is called once it is gone."""
         self.served = 0
@@ -132,8 +158,8 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def waiting(self) -> bool:
-        """A request is being handled, a long poll perhaps: that is not idleness."""
-        return bool(self._replies)
+        """A request is being handled, a long poll perhaps, or none may be: that is not idleness."""
+        return bool(self._replies) or self._quiet is not None
 
     # --------------------------------------------------------------------------------------------- memory for answers
 
@@ -176,13 +202,23 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
-        self._host = str(peer[0]) if isinstance(peer, tuple) and peer else "local"
-        refusal = self._limits.admit(self._host)
+        self._host, self._port = (str(peer[0]), int(peer[1])) if isinstance(peer, tuple) and peer else ("local", 0)
+        refusal = None if self._limits is None else self._limits.admit(self._host)
         if refusal:
             log.warning("connection from %s refused: %s", self._host, refusal)
             self._transport.abort()
             return
         self._admitted = True
+        if self._mapper is not None:
+            try:
+                self._session = session_of(transport, self._mapper, self._services.clock.wall_ms())
+            except NoPrincipal as error:
+                log.warning("connection from %s refused: %s", self._host, printable(str(error)))
+                self.login_failed("", "", str(error))
+                self._transport.abort()
+                return
+            if self.login is None and self._session is not ANONYMOUS and self._services.audit is not None:
+                self._services.audit.logged_in(self._caller(self._session))
         self._answers.holders.add(self)
         self._transport.set_write_buffer_limits(WRITE_BUFFER_HIGH_BYTES, 0)
         peer_socket = transport.get_extra_info("socket")
@@ -190,11 +226,17 @@ class Connection(asyncio.BufferedProtocol):
             peer_socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for option, value in KEEPALIVE:
                 peer_socket.setsockopt(socket.IPPROTO_TCP, option, value)
+        if self.login is not None:
+            self.login.begin(self._host)
 
     def connection_lost(self, exc: Exception | None) -> None:
         del exc
-        if self._admitted:
+        if self._admitted and self._limits is not None:
             self._limits.release(self._host)
+        if self.login is not None:
+            self.login.end()
+        if self._quiet is not None:
+            self._quiet.cancel()
         if self._in_line:
             self._budget.leave_line(self._leave_line)
         for work in tuple(self._work):
@@ -204,6 +246,8 @@ class Connection(asyncio.BufferedProtocol):
         self._waiting_bytes = self._partial_bytes = 0
         for reply in self._replies:
             self._budget.end_serving(reply.size_bytes)
+            if reply.context is not None and reply.context.notes is not None:
+                auditing.tell(reply.context, ApiKey(reply.context.header.api_key), asyncio.CancelledError())
         self._replies.clear()
         self._transport = None
         held_bytes = self._reserved_bytes + self.held_bytes
@@ -236,7 +280,7 @@ class Connection(asyncio.BufferedProtocol):
         if frames or self._lost:
             self.idle_since_mark = False
             self._advance()
-        if self._budget.exhausted or len(self._requests) > MAX_WAITING_REQUESTS:
+        if self._budget.exhausted or len(self._requests) > self._max_waiting:
             if self._budget.overrun and held_bytes:
                 self._refuse(ProtocolError(f"no room for a request that is being received, {self._budget!r}"))
                 return
@@ -282,12 +326,56 @@ class Connection(asyncio.BufferedProtocol):
             and not self._in_line
             and not self._draining
             and not self._turn_is_over
-            and len(self._requests) <= MAX_WAITING_REQUESTS // 2
+            and self._quiet is None
+            and len(self._requests) <= self._max_waiting // 2
             and self._transport is not None
             and not self._transport.is_closing()
         ):
             self._reading_paused = False
             self._transport.resume_reading()
+
+    # -------------------------------------------------------------------------------------------------------- quotas
+
+    def _be_quiet(self, seconds: float) -> None:
+        """Read nothing and begin nothing for so long; what is being answered is."""
+        clock = self._services.clock
+        until = clock.monotonic() + seconds
+        if self._transport is None or until <= self._quiet_until or seconds <= 0:
+            return
+        if self._quiet is not None:
+            self._quiet.cancel()
+        self._quiet_until = until
+        self._quiet = clock.call_later(seconds, self._speak_again)
+        self._hold_reading()
+
+    def _speak_again(self) -> None:
+        self._quiet = None
+        self._advance()
+        self._maybe_resume_reading()
+
+    def _meter(self, api: Api, context: RequestContext, size_bytes: int) -> Meter | None:
+        meter = meter_of(self._quotas, api, context)
+        if meter is not None and api.key == ApiKey.PRODUCE:
+            meter.received(size_bytes)
+            if meter.throttle_ms:
+                self._be_quiet(meter.throttle_ms / 1000)
+        return meter
+
+    def _settle_failure(self, context: RequestContext) -> None:
+        """Who is refused has taken time as well; how long it has to be quiet is not said in such an answer."""
+        if context.meter is not None:
+            self._be_quiet(context.meter.settle() / 1000)
+
+    def _settle_quota(self, meter: Meter, response: Any) -> Any:
+        """Count what an answer has cost, and have the connection be quiet if that was too much."""
+        if response is None:  # Kafka does not hold produce requests with acks=0 to the share of its time
+            meter.finish()
+            return None
+        throttle_ms = max(meter.settle(), asked_for(response))
+        if throttle_ms:
+            self._be_quiet(throttle_ms / 1000)
+            return told(response, throttle_ms)
+        return response
 
     # ------------------------------------------------------------------------------------------------------ requests
 
@@ -296,7 +384,7 @@ class Connection(asyncio.BufferedProtocol):
         requests = self._requests
         begun = 0
         while requests and not (self._gated or self._write_paused or self._draining or self._turn_is_over):
-            if len(self._replies) >= MAX_OVERLAPPING_REPLIES or self._transport is None:
+            if len(self._replies) >= MAX_OVERLAPPING_REPLIES or self._transport is None or self._quiet is not None:
                 break
             frame = requests.popleft()
             if isinstance(frame, ProtocolError):
@@ -329,10 +417,11 @@ class Connection(asyncio.BufferedProtocol):
         return self._transport is not None and self._transport.get_write_buffer_size() > WRITE_BUFFER_HIGH_BYTES
 
     def _begin(self, frame: memoryview) -> None:
-        header, pos = read_request_header(frame)
+        header, pos = self._read_header(frame)
         api = self._apis.get(header.api_key)
         if api is None:
-            raise ProtocolError(f"API key {header.api_key} is not served")
+            when = ": the client has to log in" if header.api_key in self._all_apis else ""
+            raise ProtocolError(f"API key {header.api_key} is not served{when}")
         version = header.api_version
         size_bytes = len(frame)
         if not api.min_version <= version <= api.max_version:
@@ -341,16 +430,33 @@ class Connection(asyncio.BufferedProtocol):
             # KIP-511: an unknown ApiVersions version is answered in v0, so that the client can choose again.
             self._answer_now(api_versions.unsupported(header.correlation_id), size_bytes)
             return
+        context = RequestContext(
+            self._services, header, version, self._host, self._listener, self, self._session, needs=api.needs
+        )
+        if self._quotas.active and self._apis is self._all_apis:  # before a login nobody is known
+            context.meter = self._meter(api, context, size_bytes)
         request = api.decode(version, frame, pos)
-        context = RequestContext(self._services, header, version, self._host, self._listener, self)
+        if self._services.audit is not None:
+            auditing.begin(context, api.key, request)
         try:
+            if api.needs.whole is not None and (refusal := api.refused(context, request)) is not None:
+                self._settle_failure(context)
+                self._answer_now(refusal, size_bytes)
+                return
             result = api.handler(context, request)
             if not isinstance(result, _LATER):
-                self._answer_now(self._encode(api, header, result), size_bytes)
+                if context.notes is not None:
+                    auditing.tell(context, api.key, result)
+                self._answer_now(self._encode(api, context, result), size_bytes)
                 return
         except Exception as error:  # noqa: BLE001 - the dispatch boundary
-            self._answer_now(self._failure(api, header, error), size_bytes)
+            auditing.tell(context, api.key, error)
+            self._answer_now(self._failure(api, context, error), size_bytes)
             return
+        if context.meter is not None:
+            context.meter.pause()
+            if isinstance(result, CoroutineType):
+                result = Timed(result, context.meter)
         reply = _Reply(size_bytes, context)
         self._replies.append(reply)
         self._gated = not api.overlaps
@@ -375,14 +481,17 @@ class Connection(asyncio.BufferedProtocol):
             return
         context = reply.context
         assert context is not None
-        header = context.header
+        if context.notes is not None:
+            auditing.tell(context, api.key, outcome)
+        if context.meter is not None:
+            context.meter.resume()
         try:
             try:
                 if isinstance(outcome, BaseException):
                     raise outcome
-                buffers = self._encode(api, header, outcome)
+                buffers = self._encode(api, context, outcome)
             except Exception as error:  # noqa: BLE001 - the dispatch boundary
-                buffers = self._failure(api, header, error)
+                buffers = self._failure(api, context, error)
         except ProtocolError as refusal:
             self._refuse(refusal)
             return
@@ -397,14 +506,19 @@ class Connection(asyncio.BufferedProtocol):
             self._sending = True
             asyncio.get_running_loop().call_soon(self._send_ready)
 
-    def _encode(self, api: Api, header: RequestHeader, response: Any) -> Buffers:
+    def _encode(self, api: Api, context: RequestContext, response: Any) -> Buffers:
         self.served += 1
-        if response is None:  # acks=0: the protocol has no reply
-            return NO_REPLY
-        return api.encode(header.correlation_id, header.api_version, response)
+        meter = context.meter
+        if meter is None:
+            return api.answered(context, response)
+        buffers = api.answered(context, self._settle_quota(meter, response))
+        meter.finish()
+        return buffers
 
-    def _failure(self, api: Api, header: RequestHeader, error: Exception) -> Buffers:
+    def _failure(self, api: Api, context: RequestContext, error: Exception) -> Buffers:
         """The answer to a request whose handler raised, or ProtocolError where the API has no place for one."""
+        header = context.header
+        self._settle_failure(context)
         if isinstance(error, ProtocolError):
             raise error
         if isinstance(error, ApiError | StorageError):
@@ -474,6 +588,36 @@ class Connection(asyncio.BufferedProtocol):
         if not self._write_paused and transport.get_write_buffer_size():
             # The kernel did not take all of it, and the transport keeps the whole until it has: have it pause now.
             transport.set_write_buffer_limits(0, 0)
+
+    # --------------------------------------------------------------------------------------------------------- login
+
+    def narrow(self, apis: Mapping[int, Api], max_frame_bytes: int, read_header: HeaderReader) -> None:
+        """Serve nothing but `apis`, which may be none of the registry's, in frames that `read_header` understands."""
+        self._apis = apis
+        self._read_header = read_header
+        self._reader.max_bytes = max_frame_bytes
+        self._max_waiting = MAX_WAITING_BEFORE_LOGIN
+
+    def open(self, session: Session) -> None:
+        """Serve everything, to whoever the session says."""
+        if self._services.audit is not None:
+            self._services.audit.logged_in(self._caller(session), again=bool(self._session.mechanism))
+        self._session = session
+        self._apis = self._all_apis
+        self._read_header = read_request_header
+        self._reader.max_bytes = self._max_frame_bytes
+        self._max_waiting = MAX_WAITING_REQUESTS
+
+    def login_failed(self, user: str, mechanism: str, reason: str) -> None:
+        if self._services.audit is not None:
+            session = Session(f"User:{user}" if user else ANONYMOUS.principal, mechanism)
+            self._services.audit.login_failed(self._caller(session), reason, again=bool(self._session.mechanism))
+
+    def _caller(self, session: Session) -> Caller:
+        return Caller(session.principal, self._host, self._listener, self._port, session.mechanism, session.token_id)
+
+    def served_apis(self, *keys: ApiKey) -> Mapping[int, Api]:
+        return {key: self._all_apis[key] for key in keys}
 
     # -------------------------------------------------------------------------------------------------------- ending
 

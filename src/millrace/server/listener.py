@@ -1,6 +1,7 @@
 """Accepting sockets: one listener per configured endpoint, and the sweep that closes idle connections.
 
-Owner of its connections and of the tasks that wait on their behalf. What is not here: what a connection does.
+Owner of its connections and of the tasks that wait on their behalf. What is not here: what a connection does, and what
+TLS does below it (`tls`).
 """
 
 from __future__ import annotations
@@ -13,15 +14,21 @@ from collections.abc import Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from millrace.errors import ConfigError, MillraceError
+from millrace.security.ocsf import Caller
+from millrace.security.sessions import ANONYMOUS
 from millrace.server.connection import Connection
+from millrace.server.throttling import Arrival, Arrivals
+from millrace.server.tls import HandshakeLine, TlsTransport
 from millrace.tasks import Tasks, cancel
 
 if TYPE_CHECKING:
     from millrace.clock import Clock
     from millrace.handlers.context import Services
     from millrace.handlers.registry import Api
+    from millrace.security.tls import ServerTls
     from millrace.server.answers import AnswerRoom
     from millrace.server.flow import ConnectionLimits, MemoryBudget
+    from millrace.server.login import LoginRules
 
 log = logging.getLogger(__name__)
 
@@ -44,9 +51,12 @@ class Listener:
         budget: MemoryBudget,
         answers: AnswerRoom,
         limits: ConnectionLimits,
+        arrivals: Arrivals,
         max_frame_bytes: int,
         max_idle_ms: int,
         clock: Clock,
+        login_rules: LoginRules | None = None,
+        tls: ServerTls | None = None,
     ) -> None:
         self.name = name
         self.host = host
@@ -56,9 +66,16 @@ class Listener:
         self._budget = budget
         self._answers = answers
         self._limits = limits
+        self._arrivals = arrivals
         self._max_frame_bytes = max_frame_bytes
         self._max_idle_ms = max_idle_ms
         self._clock = clock
+        self._login_rules = login_rules
+        self.tls = tls
+        """None: bytes go over the network as they are."""
+        self._arriving: set[TlsTransport | Arrival] = set()
+        """Sockets that are not connections yet."""
+        self._handshake_line = HandshakeLine()
         self._sockets: list[socket.socket] = []
         self._servers: list[asyncio.Server] = []
         self._sweeper: asyncio.Task[None] | None = None
@@ -102,8 +119,16 @@ class Listener:
         """Accept and answer."""
         loop = asyncio.get_running_loop()
         for sock in self._sockets:
-            self._servers.append(await loop.create_server(self._connect, sock=sock, backlog=BACKLOG))
+            self._servers.append(await loop.create_server(self._accept, sock=sock, backlog=BACKLOG))
         self._sweeper = self._tasks.keep(f"idle-sweep-{self.name}", self._sweep)
+
+    def _accept(self) -> asyncio.BaseProtocol:
+        enter = self._connect if self.tls is None else self._shake_hands
+        if not self._arrivals.are_limited(self.name):
+            return enter()
+        arrival = Arrival(self._arrivals, self.name, enter, self._arriving.discard)
+        self._arriving.add(arrival)
+        return arrival
 
     def _connect(self) -> Connection:
         connection = Connection(
@@ -112,13 +137,36 @@ class Listener:
             listener=self.name,
             budget=self._budget,
             answers=self._answers,
-            limits=self._limits,
+            limits=self._limits if self.tls is None else None,
+            # Where there is a login, that says who somebody is, and not the certificate.
+            mapper=None if self.tls is None or self._login_rules is not None else self.tls.mapper,
             max_frame_bytes=self._max_frame_bytes,
             spawn=self._spawn,
             on_closed=self.connections.discard,
+            login_rules=self._login_rules,
         )
         self.connections.add(connection)
         return connection
+
+    def _shake_hands(self) -> TlsTransport:
+        assert self.tls is not None
+        tls = self.tls
+        transport = TlsTransport(
+            context=lambda: tls.context,
+            connect=self._connect,
+            limits=self._limits,
+            line=self._handshake_line,
+            clock=self._clock,
+            on_settled=self._arriving.discard,
+            on_refused=self._handshake_refused,
+        )
+        self._arriving.add(transport)
+        return transport
+
+    def _handshake_refused(self, host: str, reason: str) -> None:
+        """Perhaps a certificate that is not good enough; the client has not said who it is."""
+        if self._services.audit is not None:
+            self._services.audit.login_failed(Caller(ANONYMOUS.principal, host, self.name), f"TLS: {reason}")
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         return self._tasks.start("request", work)
@@ -147,6 +195,8 @@ class Listener:
         self.stop_accepting()
         if self._sweeper is not None:
             cancel(self._sweeper)
+        for arriving in tuple(self._arriving):
+            arriving.abort()
         for connection in tuple(self.connections):
             connection.drain()
         await self._tasks.ended(grace_s)

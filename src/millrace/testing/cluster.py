@@ -96,6 +96,13 @@ class Cluster:
             raise RuntimeError("the cluster is not running: use it in a with statement, or call start()")
         return ",".join(f"{HOST}:{port}" for port in self._ports.values())
 
+    def bootstrap_servers_of(self, listener: str) -> str:
+        """What a client of the named listener is told, where `settings` have several."""
+        ports = [
+            each.port for broker in self._brokers.values() for each in broker.listeners if each.name == listener.upper()
+        ]
+        return ",".join(f"{HOST}:{port}" for port in ports)
+
     @property
     def data_dir(self) -> Path:
         """Where the first broker keeps its logs."""

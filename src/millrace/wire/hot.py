@@ -76,6 +76,13 @@ class ProduceResult(NamedTuple):
     """The records that the batch was refused for, by their place in it, each with its own words (KIP-467)."""
 
 
+class ThrottledProduce(NamedTuple):
+    """A Produce answer to a client that has to be quiet for a while."""
+
+    topics: list[tuple[TopicKey, list[ProduceResult]]]
+    throttle_time_ms: int
+
+
 class FetchPartition(NamedTuple):
     """One partition of a Fetch request, in the order its fields have from v12 on."""
 
@@ -449,9 +456,12 @@ _PRODUCE_PARTITION_V3: Final = struct.Struct(">ihqq")
 
 
 def write_produce(
-    correlation_id: int, version: int, topics: list[tuple[TopicKey, list[ProduceResult]]]
+    correlation_id: int, version: int, topics: list[tuple[TopicKey, list[ProduceResult]]] | ThrottledProduce
 ) -> tuple[bytearray]:
     """A whole Produce response frame, v3 to v13."""
+    throttle_time_ms = 0
+    if isinstance(topics, ThrottledProduce):
+        topics, throttle_time_ms = topics
     flexible = version >= PRODUCE_FLEXIBLE_FROM
     out = bytearray(8)
     if flexible:
@@ -481,7 +491,7 @@ def write_produce(
                     out.append(0)
         if flexible:
             out.append(0)
-    out += b"\0\0\0\0"  # throttle time
+    out += _INT32.pack(throttle_time_ms)
     if flexible:
         out += _endpoints_tag(hints) if hints else b"\0"
     _FRAME.pack_into(out, 0, len(out) - 4, correlation_id)
@@ -519,6 +529,7 @@ class FetchReply:
     error_code: int
     session_id: int
     topics: list[tuple[TopicKey, list[FetchResult]]]
+    throttle_time_ms: int = 0
 
 
 def _put_aborted(out: bytearray, aborted: Sequence[tuple[int, int]] | None, *, flexible: bool) -> None:
@@ -540,7 +551,7 @@ def write_fetch(correlation_id: int, version: int, reply: FetchReply) -> list[Bu
     records_bytes = 0
     if flexible:
         out.append(0)
-    out += b"\0\0\0\0"  # throttle time
+    out += _INT32.pack(reply.throttle_time_ms)
     if version >= 7:
         out += struct.pack(">hi", reply.error_code, reply.session_id)
     hints: list[LeaderHint] = []

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import ssl
 import threading
 import warnings
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.abc import AbstractTokenProvider
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic, RecordsToDelete
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import for_code
 
 from clients.adapters import interface
-from clients.adapters.interface import Headers, Partition, Received, Sent
+from clients.adapters.interface import Headers, Login, Partition, Received, Sent
 
 TIMEOUT_S = 20.0
 CALL_TIMEOUT_S = 70.0
@@ -59,13 +61,13 @@ class AioPending:
 
 
 class AioSender:
-    def __init__(self, loop: LoopThread, bootstrap: str, codec: str, idempotent: bool) -> None:
+    def __init__(self, loop: LoopThread, address: Mapping[str, Any], codec: str, idempotent: bool) -> None:
         self._loop = loop
-        self._producer = loop.call(self._open(bootstrap, codec, idempotent))
+        self._producer = loop.call(self._open(address, codec, idempotent))
 
-    async def _open(self, bootstrap: str, codec: str, idempotent: bool) -> AIOKafkaProducer:
+    async def _open(self, address: Mapping[str, Any], codec: str, idempotent: bool) -> AIOKafkaProducer:
         producer = AIOKafkaProducer(
-            bootstrap_servers=bootstrap,
+            **address,
             compression_type=None if codec == "none" else codec,
             enable_idempotence=idempotent,
             acks="all",
@@ -105,13 +107,13 @@ class AioSender:
 
 
 class AioTransactions:
-    def __init__(self, loop: LoopThread, bootstrap: str, transactional_id: str, timeout_ms: int) -> None:
+    def __init__(self, loop: LoopThread, address: Mapping[str, Any], transactional_id: str, timeout_ms: int) -> None:
         self._loop = loop
-        self._producer = loop.call(self._open(bootstrap, transactional_id, timeout_ms))
+        self._producer = loop.call(self._open(address, transactional_id, timeout_ms))
 
-    async def _open(self, bootstrap: str, transactional_id: str, timeout_ms: int) -> AIOKafkaProducer:
+    async def _open(self, address: Mapping[str, Any], transactional_id: str, timeout_ms: int) -> AIOKafkaProducer:
         producer = AIOKafkaProducer(
-            bootstrap_servers=bootstrap,
+            **address,
             transactional_id=transactional_id,
             transaction_timeout_ms=timeout_ms,
             linger_ms=2,
@@ -155,14 +157,14 @@ class AioTransactions:
 
 
 class AioReader:
-    def __init__(self, loop: LoopThread, bootstrap: str, group: str | None, committed_only: bool) -> None:
+    def __init__(self, loop: LoopThread, address: Mapping[str, Any], group: str | None, committed_only: bool) -> None:
         self._loop = loop
         self._group = group
-        self._consumer = loop.call(self._open(bootstrap, group, committed_only))
+        self._consumer = loop.call(self._open(address, group, committed_only))
 
-    async def _open(self, bootstrap: str, group: str | None, committed_only: bool) -> AIOKafkaConsumer:
+    async def _open(self, address: Mapping[str, Any], group: str | None, committed_only: bool) -> AIOKafkaConsumer:
         consumer = AIOKafkaConsumer(
-            bootstrap_servers=bootstrap,
+            **address,
             group_id=group,
             enable_auto_commit=False,
             auto_offset_reset="earliest",
@@ -244,12 +246,12 @@ class AioReader:
 
 
 class AioAdmin:
-    def __init__(self, loop: LoopThread, bootstrap: str) -> None:
+    def __init__(self, loop: LoopThread, address: Mapping[str, Any]) -> None:
         self._loop = loop
-        self._admin = loop.call(self._open(bootstrap))
+        self._admin = loop.call(self._open(address))
 
-    async def _open(self, bootstrap: str) -> AIOKafkaAdminClient:
-        admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    async def _open(self, address: Mapping[str, Any]) -> AIOKafkaAdminClient:
+        admin = AIOKafkaAdminClient(**address)
         await admin.start()
         return admin
 
@@ -310,31 +312,55 @@ class AioAdmin:
         self._loop.call(self._admin.close())
 
 
+class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]
+    def __init__(self, make: Callable[[], tuple[str, float]]) -> None:
+        self._make = make
+
+    async def token(self) -> str:
+        return self._make()[0]
+
+
 class Aiokafka:
     name = "aiokafka"
     deletes_groups = False
     fences_zombies = False
 
-    def __init__(self) -> None:
+    def __init__(self, login: Login | None = None) -> None:
+        self._login = login
         self._loop: LoopThread | None = None
+
+    def _address(self, bootstrap: str) -> dict[str, Any]:
+        address: dict[str, Any] = {"bootstrap_servers": bootstrap}
+        if (login := self._login) is not None:
+            address["security_protocol"] = login.protocol
+            if login.mechanism:
+                address["sasl_mechanism"] = login.mechanism
+                address |= {"sasl_plain_username": login.user, "sasl_plain_password": login.password}
+            if login.ca_file:
+                address["ssl_context"] = ssl.create_default_context(cafile=login.ca_file)
+            if login.token is not None:
+                address["sasl_oauth_token_provider"] = TokenProvider(login.token)
+            if login.certificate:
+                address["ssl_context"].load_cert_chain(login.certificate)
+        return address
 
     def sender(self, bootstrap: str, *, codec: str = "none", idempotent: bool = True) -> AioSender:
         assert self._loop is not None
-        return AioSender(self._loop, bootstrap, codec, idempotent)
+        return AioSender(self._loop, self._address(bootstrap), codec, idempotent)
 
     def transactions(
         self, bootstrap: str, transactional_id: str, *, timeout_ms: int = interface.TRANSACTION_TIMEOUT_MS
     ) -> AioTransactions:
         assert self._loop is not None
-        return AioTransactions(self._loop, bootstrap, transactional_id, timeout_ms)
+        return AioTransactions(self._loop, self._address(bootstrap), transactional_id, timeout_ms)
 
     def reader(self, bootstrap: str, *, group: str | None = None, committed_only: bool = False) -> AioReader:
         assert self._loop is not None
-        return AioReader(self._loop, bootstrap, group, committed_only)
+        return AioReader(self._loop, self._address(bootstrap), group, committed_only)
 
     def admin(self, bootstrap: str) -> AioAdmin:
         assert self._loop is not None
-        return AioAdmin(self._loop, bootstrap)
+        return AioAdmin(self._loop, self._address(bootstrap))
 
     @contextmanager
     def running(self) -> Iterator[None]:

@@ -25,7 +25,7 @@ from confluent_kafka.admin import (
 )
 
 from clients.adapters import interface
-from clients.adapters.interface import Headers, Partition, Received, Sent
+from clients.adapters.interface import Headers, Login, Partition, Received, Sent
 
 TIMEOUT_S = 20.0
 
@@ -53,10 +53,10 @@ class ConfluentPending:
 
 
 class ConfluentSender:
-    def __init__(self, bootstrap: str, codec: str, idempotent: bool) -> None:
+    def __init__(self, address: Mapping[str, Any], codec: str, idempotent: bool) -> None:
         self._producer = Producer(
             {
-                "bootstrap.servers": bootstrap,
+                **address,
                 "compression.type": codec,
                 "enable.idempotence": idempotent,
                 "acks": "all",
@@ -105,10 +105,10 @@ class ConfluentSender:
 
 
 class ConfluentTransactions:
-    def __init__(self, bootstrap: str, transactional_id: str, timeout_ms: int) -> None:
+    def __init__(self, address: Mapping[str, Any], transactional_id: str, timeout_ms: int) -> None:
         self._producer = Producer(
             {
-                "bootstrap.servers": bootstrap,
+                **address,
                 "transactional.id": transactional_id,
                 "transaction.timeout.ms": timeout_ms,
                 "linger.ms": 2,
@@ -147,10 +147,10 @@ class ConfluentTransactions:
 
 
 class ConfluentReader:
-    def __init__(self, bootstrap: str, group: str | None, committed_only: bool) -> None:
+    def __init__(self, address: Mapping[str, Any], group: str | None, committed_only: bool) -> None:
         self._consumer = Consumer(
             {
-                "bootstrap.servers": bootstrap,
+                **address,
                 "group.id": group or "no-group",
                 "enable.auto.commit": False,
                 "auto.offset.reset": "earliest",
@@ -224,8 +224,8 @@ class ConfluentReader:
 
 
 class ConfluentAdmin:
-    def __init__(self, bootstrap: str) -> None:
-        self._admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 2})
+    def __init__(self, address: Mapping[str, Any]) -> None:
+        self._admin = AdminClient({**address, "log_level": 2})
 
     def create_topic(self, topic: str, partitions: int, config: Mapping[str, str] | None = None) -> None:
         self._admin.create_topics([NewTopic(topic, partitions, 1, config=dict(config or {}))])[topic].result(TIMEOUT_S)
@@ -278,19 +278,38 @@ class Confluent:
     deletes_groups = True
     fences_zombies = True
 
+    def __init__(self, login: Login | None = None) -> None:
+        self._login = login
+
+    def _address(self, bootstrap: str) -> dict[str, Any]:
+        address: dict[str, Any] = {"bootstrap.servers": bootstrap}
+        if (login := self._login) is not None:
+            address["security.protocol"] = login.protocol
+            if login.mechanism:
+                address["sasl.mechanism"] = login.mechanism
+                address |= {"sasl.username": login.user, "sasl.password": login.password}
+            if login.ca_file:
+                address["ssl.ca.location"] = login.ca_file
+            if login.token is not None:
+                token = login.token
+                address["oauth_cb"] = lambda _config: token()
+            if login.certificate:
+                address |= {"ssl.certificate.location": login.certificate, "ssl.key.location": login.certificate}
+        return address
+
     def sender(self, bootstrap: str, *, codec: str = "none", idempotent: bool = True) -> ConfluentSender:
-        return ConfluentSender(bootstrap, codec, idempotent)
+        return ConfluentSender(self._address(bootstrap), codec, idempotent)
 
     def transactions(
         self, bootstrap: str, transactional_id: str, *, timeout_ms: int = interface.TRANSACTION_TIMEOUT_MS
     ) -> ConfluentTransactions:
-        return ConfluentTransactions(bootstrap, transactional_id, timeout_ms)
+        return ConfluentTransactions(self._address(bootstrap), transactional_id, timeout_ms)
 
     def reader(self, bootstrap: str, *, group: str | None = None, committed_only: bool = False) -> ConfluentReader:
-        return ConfluentReader(bootstrap, group, committed_only)
+        return ConfluentReader(self._address(bootstrap), group, committed_only)
 
     def admin(self, bootstrap: str) -> ConfluentAdmin:
-        return ConfluentAdmin(bootstrap)
+        return ConfluentAdmin(self._address(bootstrap))
 
     @contextmanager
     def running(self) -> Iterator[None]:

@@ -6,7 +6,7 @@ make tests quick (heartbeats, backoffs) are the same for all.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
@@ -20,6 +20,23 @@ END_TIMEOUT_S = 20.0
 
 Partition = tuple[str, int]
 Headers = Sequence[tuple[str, bytes]]
+
+
+class Login(NamedTuple):
+    """How a client proves who it is: by a password unless `mechanism` is empty, with `ca_file` over TLS, and there by
+    the certificate and key in the file `certificate`, if any."""
+
+    mechanism: str = ""
+    user: str = ""
+    password: str = ""
+    ca_file: str = ""
+    token: Callable[[], tuple[str, float]] | None = None
+    """For OAUTHBEARER: an access token, and when it ends."""
+    certificate: str = ""
+
+    @property
+    def protocol(self) -> str:
+        return ("SASL_" if self.mechanism else "") + ("SSL" if self.ca_file else "PLAINTEXT")
 
 
 class Received(NamedTuple):

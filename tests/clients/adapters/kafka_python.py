@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from clients.adapters import interface
-from clients.adapters.interface import Headers, Partition, Received, Sent
+from clients.adapters.interface import Headers, Login, Partition, Received, Sent
 from clients.deadlines import within
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # it reads its schema files in a way that has been replaced
     from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
     from kafka.admin import ConfigResource, ConfigResourceType
+    from kafka.net.sasl.oauth import AbstractTokenProvider
     from kafka.structs import OffsetAndMetadata
 
 TIMEOUT_S = 20.0
@@ -30,9 +31,9 @@ class KafkaPythonPending:
 
 
 class KafkaPythonSender:
-    def __init__(self, bootstrap: str, codec: str, idempotent: bool) -> None:
+    def __init__(self, address: Mapping[str, Any], codec: str, idempotent: bool) -> None:
         self._producer = KafkaProducer(
-            bootstrap_servers=bootstrap,
+            **address,
             compression_type=None if codec == "none" else codec,
             enable_idempotence=idempotent,
             acks="all",
@@ -68,9 +69,9 @@ class KafkaPythonSender:
 class KafkaPythonTransactions:
     """Its calls wait for ever, so they are made on a thread that is waited for until the deadline only."""
 
-    def __init__(self, bootstrap: str, transactional_id: str, timeout_ms: int) -> None:
+    def __init__(self, address: Mapping[str, Any], transactional_id: str, timeout_ms: int) -> None:
         self._producer = KafkaProducer(
-            bootstrap_servers=bootstrap,
+            **address,
             transactional_id=transactional_id,
             transaction_timeout_ms=timeout_ms,
             max_block_ms=round(interface.END_TIMEOUT_S * 1000),
@@ -112,9 +113,9 @@ class KafkaPythonTransactions:
 
 
 class KafkaPythonReader:
-    def __init__(self, bootstrap: str, group: str | None, committed_only: bool) -> None:
+    def __init__(self, address: Mapping[str, Any], group: str | None, committed_only: bool) -> None:
         self._consumer = KafkaConsumer(
-            bootstrap_servers=bootstrap,
+            **address,
             group_id=group,
             enable_auto_commit=False,
             auto_offset_reset="earliest",
@@ -176,8 +177,8 @@ class KafkaPythonReader:
 
 
 class KafkaPythonAdmin:
-    def __init__(self, bootstrap: str) -> None:
-        self._admin = KafkaAdminClient(bootstrap_servers=bootstrap)
+    def __init__(self, address: Mapping[str, Any]) -> None:
+        self._admin = KafkaAdminClient(**address)
 
     def create_topic(self, topic: str, partitions: int, config: Mapping[str, str] | None = None) -> None:
         wanted = {"num_partitions": partitions, "replication_factor": 1, "configs": dict(config or {})}
@@ -227,24 +228,51 @@ class KafkaPythonAdmin:
         self._admin.close()
 
 
+class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]
+    def __init__(self, make: Callable[[], tuple[str, float]]) -> None:
+        super().__init__()
+        self._make = make
+
+    def token(self) -> str:
+        return self._make()[0]
+
+
 class KafkaPython:
     name = "kafka-python"
     deletes_groups = True
     fences_zombies = True
 
+    def __init__(self, login: Login | None = None) -> None:
+        self._login = login
+
+    def _address(self, bootstrap: str) -> dict[str, Any]:
+        address: dict[str, Any] = {"bootstrap_servers": bootstrap}
+        if (login := self._login) is not None:
+            address["security_protocol"] = login.protocol
+            if login.mechanism:
+                address["sasl_mechanism"] = login.mechanism
+                address |= {"sasl_plain_username": login.user, "sasl_plain_password": login.password}
+            if login.ca_file:
+                address["ssl_cafile"] = login.ca_file
+            if login.token is not None:
+                address["sasl_oauth_token_provider"] = TokenProvider(login.token)
+            if login.certificate:
+                address |= {"ssl_certfile": login.certificate, "ssl_keyfile": login.certificate}
+        return address
+
     def sender(self, bootstrap: str, *, codec: str = "none", idempotent: bool = True) -> KafkaPythonSender:
-        return KafkaPythonSender(bootstrap, codec, idempotent)
+        return KafkaPythonSender(self._address(bootstrap), codec, idempotent)
 
     def transactions(
         self, bootstrap: str, transactional_id: str, *, timeout_ms: int = interface.TRANSACTION_TIMEOUT_MS
     ) -> KafkaPythonTransactions:
-        return KafkaPythonTransactions(bootstrap, transactional_id, timeout_ms)
+        return KafkaPythonTransactions(self._address(bootstrap), transactional_id, timeout_ms)
 
     def reader(self, bootstrap: str, *, group: str | None = None, committed_only: bool = False) -> KafkaPythonReader:
-        return KafkaPythonReader(bootstrap, group, committed_only)
+        return KafkaPythonReader(self._address(bootstrap), group, committed_only)
 
     def admin(self, bootstrap: str) -> KafkaPythonAdmin:
-        return KafkaPythonAdmin(bootstrap)
+        return KafkaPythonAdmin(self._address(bootstrap))
 
     @contextmanager
     def running(self) -> Iterator[None]:

@@ -90,7 +90,7 @@ class Commands:
         def answering(key: ApiKey) -> Callable[[Any], Any]:
             version = request_class(key).max_version
             header = RequestHeader(key, version, 1, "test")
-            context = RequestContext(on.services, header, version, HOST, "PLAINTEXT")
+            context = RequestContext(on.services, header, version, HOST, "PLAINTEXT", needs=apis[key].needs)
 
             def answer(request: Any) -> Any:
                 answered = apis[key].handler(context, request)

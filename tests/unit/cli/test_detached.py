@@ -64,6 +64,7 @@ def test_a_broker_in_the_background(millrace_in: Command) -> None:
         "pid": None,
         "since_ms": None,
         "bootstrap": None,
+        "security": None,
         "brokers": [],
     }
     out, err = millrace_in("up", "--detach", "--port", "0", "--set", "num.partitions=3")

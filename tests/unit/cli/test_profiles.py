@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.cli.profiles import Profile, Profiles, _parse, render
+from millrace.cli.profiles import Profile, Profiles, _parse, is_secret, render
 from millrace.cli.root import run
 from millrace.testing import Cluster
 
@@ -188,3 +188,29 @@ def test_what_is_written_is_read_again(content: dict[str, tuple[str | None, dict
     profiles = {name: Profile(name, bootstrap, client) for name, (bootstrap, client) in content.items()}
     whole = Profiles(profiles, next(iter(profiles), None))
     assert _parse(tomllib.loads(render(whole))) == whole
+
+
+@pytest.mark.parametrize(
+    ("setting", "secret"),
+    [
+        ("sasl.password", True),
+        ("SASL.Password", True),
+        ("ssl.key.password", True),
+        ("ssl.keystore.password", True),
+        ("ssl.key.pem", True),
+        ("ssl.keystore.key", True),
+        ("sasl.jaas.config", True),
+        ("sasl.oauthbearer.config", True),
+        ("sasl.oauthbearer.client.secret", True),
+        ("sasl.oauthbearer.assertion.private.key.passphrase", True),
+        ("sasl.oauthbearer.assertion.private.key.pem", True),
+        ("sasl.username", False),
+        ("security.protocol", False),
+        ("ssl.ca.pem", False),
+        ("ssl.certificate.pem", False),
+        ("ssl.key.location", False),
+        ("ssl.keystore.location", False),
+    ],
+)
+def test_what_is_not_shown(setting: str, secret: bool) -> None:
+    assert is_secret(setting) is secret

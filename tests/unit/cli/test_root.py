@@ -23,7 +23,11 @@ SUBCOMMANDS = [
         ["transactions", verb]
         for verb in ("list", "describe", "describe-producers", "find-hanging", "abort", "terminate")
     ),
+    *(["tokens", verb] for verb in ("create", "list", "renew", "expire")),
     *(["configs", verb] for verb in ("get", "set", "unset")),
+    *(["users", verb] for verb in ("list", "add", "passwd", "remove")),
+    *(["acls", verb] for verb in ("list", "add", "remove", "check")),
+    *(["quotas", verb] for verb in ("list", "set", "remove")),
     *(["pipeline", verb] for verb in ("list", "show", "copy", "run")),
     *(["cluster", verb] for verb in ("describe", "health", "elect", "reassign", "remove")),
     ["log", "dump"],

@@ -125,6 +125,6 @@ def test_a_peer_that_sends_a_byte_now_and_then_does_not_hold_us() -> None:
 
 def test_pickles_with_its_credentials() -> None:
     client = SaslClient("PLAIN", "me", "x")
-    with BlockingConnection("h", 1, timeout_ms=5, connect_timeout_ms=7, authenticate=client) as connection:
+    with BlockingConnection("h", 1, timeout_ms=5, connect_timeout_ms=7, sasl=client) as connection:
         other = pickle.loads(pickle.dumps(connection))
-    assert (other._timeout_ms, other._connect_timeout_ms, other._authenticate) == (5, 7, client)
+    assert (other._timeout_ms, other._connect_timeout_ms, other._sasl) == (5, 7, client)

@@ -96,7 +96,10 @@ def test_sasl_by_jaas_and_by_name() -> None:
 
 
 def test_jaas_forms() -> None:
-    assert parse_jaas("a.ScramLoginModule required\n username=x\n password='y'") == ("x", "'y'")
+    assert parse_jaas("a.ScramLoginModule required\n username=x\n password='y'") == ("x", "y", False)
+    by_token = 'a.ScramLoginModule required username="id" password="mac" tokenauth={};'
+    assert parse_jaas(by_token.format("true")) == parse_jaas(by_token.format('"TRUE"')) == ("id", "mac", True)
+    assert not parse_jaas(by_token.format("false")).by_token
     for text in (
         "",
         "Krb5LoginModule required;",

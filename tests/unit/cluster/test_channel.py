@@ -10,12 +10,10 @@ from millrace.clock import ManualClock, SystemClock
 from millrace.cluster.channel import (
     ControllerChannel,
     Unsent,
-    client_id,
-    inter_broker_endpoint,
-    inter_broker_listener,
     persist,
     within,
 )
+from millrace.cluster.dialer import Dialer, client_id, inter_broker_endpoint
 from millrace.cluster.image import ClusterImage
 from millrace.cluster.view import MetadataView
 from millrace.config import BrokerConfig
@@ -31,19 +29,18 @@ PROBE = BrokerHeartbeatRequest(broker_id=1, broker_epoch=1)
 def test_the_listener_of_the_brokers() -> None:
     listeners = {"listeners": "CLIENTS://:9092,BROKERS://:9093",
                  "listener.security.protocol.map": "CLIENTS:PLAINTEXT,BROKERS:PLAINTEXT"}  # fmt: skip
-    assert inter_broker_listener(BrokerConfig(listeners)) == "CLIENTS"
-    assert inter_broker_listener(BrokerConfig({**listeners, "inter.broker.listener.name": "BROKERS"})) == "BROKERS"
+    assert BrokerConfig(listeners).inter_broker_listener == "CLIENTS"
+    assert BrokerConfig({**listeners, "inter.broker.listener.name": "BROKERS"}).inter_broker_listener == "BROKERS"
     first, second = Endpoint("CLIENTS", "a", 1), Endpoint("BROKERS", "a", 2)
-    image = cluster_of(1).apply((BrokerRegistered(2, 200, (first, second)),))
-    assert inter_broker_endpoint(image, 2, "BROKERS") == second
-    assert inter_broker_endpoint(image, 2, "OTHER") == first
-    assert inter_broker_endpoint(image, 3, "BROKERS") is None
+    image = cluster_of(1).apply((BrokerRegistered(2, 200, (second, first)),))
+    assert inter_broker_endpoint(image, 2) == second
+    assert inter_broker_endpoint(image, 3) is None
     assert client_id(2) == "broker-2"
 
 
 async def test_without_a_controller_nothing_is_sent() -> None:
     view = MetadataView(EmbeddedStore(), SystemClock())
-    channel = ControllerChannel(view, 1, "PLAINTEXT", SystemClock())
+    channel = ControllerChannel(view, Dialer(BrokerConfig(), SystemClock()), SystemClock())
     for image in (ClusterImage(), cluster_of(1)):  # nobody is controller, or this broker itself
         view.image = image
         with pytest.raises(Unsent) as caught:
@@ -155,7 +152,7 @@ async def test_the_controller_is_named_by_the_newest_image() -> None:
     async with ControlPlane(2) as plane:
         view = MetadataView(plane.stores[2], SystemClock())
         view.image = plane.controllers[2].image.apply((ControllerChanged(9, 5),))
-        channel = ControllerChannel(view, 2, "PLAINTEXT", SystemClock())
+        channel = ControllerChannel(view, Dialer(BrokerConfig({"broker.id": "2"}), SystemClock()), SystemClock())
         with pytest.raises(Unsent):
             await channel.request(PROBE, 1, 1.0)
         view.image = plane.controllers[2].image

@@ -72,6 +72,16 @@ def test_silence_is_death_after_a_session_and_counts_from_the_start_of_the_watch
     assert verdict(heard(2), heard(3, 60.0, since_s=NOW_S - 1)) == Verdict({}, {})  # the watch was resumed
 
 
+def test_whoever_turns_a_login_away_is_neither_silent_nor_back() -> None:
+    turning = heard(3, 60.0).turned_away(NOW_S - 1)
+    assert verdict(heard(2), turning) == Verdict({}, {})
+    assert not refuses(turning)
+    assert verdict(heard(2), turning, fenced_s={3: NOW_S - 30}) == Verdict({}, {})
+    assert verdict(heard(2), heard(3, 60.0).turned_away(NOW_S - 6)) == Verdict({3: 103}, {})
+    # It does not take back what was heard of the address before.
+    assert verdict(heard(2), refused(3, NOW_S - 0.1, NOW_S).turned_away(NOW_S)) == Verdict({3: 103}, {})
+
+
 def test_a_controller_that_reaches_too_few_resigns() -> None:
     silent = [heard(number, 7.0) for number in (2, 3, 4)]
     assert verdict(*silent[:2]) == Verdict({}, {}, resign=True)

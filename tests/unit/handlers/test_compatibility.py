@@ -32,6 +32,7 @@ def test_what_brokers_say_to_each_other_is_served_and_not_advertised() -> None:
         ApiKey.ALLOCATE_PRODUCER_IDS,
         ApiKey.ASSIGN_REPLICAS_TO_DIRS,
         ApiKey.GET_REPLICA_LOG_INFO,
+        ApiKey.ENVELOPE,
         ApiKey.INITIALIZE_SHARE_GROUP_STATE,
         ApiKey.READ_SHARE_GROUP_STATE,
         ApiKey.WRITE_SHARE_GROUP_STATE,

@@ -1,4 +1,7 @@
-"""Fetch where memory for answers is short: a consumer gets less, or waits, or gets nothing; a follower is not asked."""
+"""Fetch where memory for answers is short, or the client's quota is: it gets less, or waits, or gets nothing.
+
+A follower is not asked.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from typing import Any, cast
 import pytest
 
 from millrace.clock import ManualClock
+from millrace.handlers import registry
 from millrace.handlers.context import RequestContext
 from millrace.handlers.fetch import fetch
 from millrace.handlers.fetch_sessions import FetchSessions
@@ -20,11 +24,15 @@ from millrace.metadata.deltas import PartitionState
 from millrace.replication.contention import Contention
 from millrace.replication.gathering import Gathering
 from millrace.replication.partition import Partition
+from millrace.security.authorizer import NO_AUTHORIZER
+from millrace.security.metering import ClientQuotas, Meter
+from millrace.security.quotas import CLIENT_ID, quota_entity
+from millrace.security.sessions import ANONYMOUS
 from millrace.storage.files import Files
 from millrace.storage.log import Log
 from millrace.storage.settings import FlushMode, LogConfig
 from millrace.wire.frame import RequestHeader
-from millrace.wire.hot import FetchCall, FetchPartition, FetchReply
+from millrace.wire.hot import FetchCall, FetchPartition, FetchReply, TopicKey
 from millrace.wire.keys import ApiKey
 from support.batches import NOW_MS, batch
 
@@ -84,20 +92,38 @@ class Leader:
                 gathering_for=lambda _broker_id: gathering,
                 closing=False,
             ),
+            authorizer=NO_AUTHORIZER,
             image=SimpleNamespace(brokers={FOLLOWER: SimpleNamespace(broker_epoch=FOLLOWER_EPOCH)}),
             fetch_sessions=FetchSessions(0),
             fetch_max_bytes=1 << 20,
             is_rack_aware=False,
         )
 
+    def use(self, sessions: FetchSessions) -> None:
+        self._services.fetch_sessions = sessions
+
     def fetch(
-        self, peer: Peer, *, offset: int = 0, replica_id: int = -1, max_wait_ms: int = WAIT_MS, min_bytes: int = 1
+        self,
+        peer: Peer,
+        *,
+        offset: int = 0,
+        replica_id: int = -1,
+        max_wait_ms: int = WAIT_MS,
+        min_bytes: int = 1,
+        session_id: int = 0,
+        epoch: int = -1,
+        meter: Meter | None = None,
     ) -> FetchReply | Promise[FetchReply | Exception]:
         asked = FetchPartition(0, 0, offset, -1, 0, 1 << 20)
-        epoch = FOLLOWER_EPOCH if replica_id == FOLLOWER else -1
-        call = FetchCall(replica_id, max_wait_ms, min_bytes, 1 << 20, 0, 0, -1, [(self._topic, [asked])], [], "", epoch)
+        replica_epoch = FOLLOWER_EPOCH if replica_id == FOLLOWER else -1
+        topics: list[tuple[TopicKey, list[FetchPartition]]] = [(self._topic, [asked])]
+        call = FetchCall(
+            replica_id, max_wait_ms, min_bytes, 1 << 20, 0, session_id, epoch, topics, [], "", replica_epoch
+        )
         header = RequestHeader(ApiKey.FETCH, 16, 1, "f")
-        return fetch(RequestContext(cast(Any, self._services), header, 16, "h", "l", peer), call)
+        needs = registry.load()[ApiKey.FETCH].needs
+        context = RequestContext(cast(Any, self._services), header, 16, "h", "l", peer, needs=needs, meter=meter)
+        return fetch(context, call)
 
 
 def batches_of(reply: object) -> int:
@@ -187,3 +213,59 @@ async def test_a_follower_does_not_wait_for_memory_that_consumers_hold(leader: L
     peer = Peer(0)
     assert batches_of(leader.fetch(peer, replica_id=FOLLOWER)) == STORED
     assert not peer.line
+
+
+# --- quotas -----------------------------------------------------------------------------------------------------------
+
+
+def limited(leader: Leader, rate: float) -> ClientQuotas:
+    quotas = ClientQuotas(clock=leader.clock)
+    quotas.take({quota_entity({CLIENT_ID: "f"}): {"consumer_byte_rate": rate}})
+    return quotas
+
+
+async def test_a_consumer_beyond_its_quota_gets_an_empty_answer_and_later_the_rest(leader: Leader) -> None:
+    quotas = limited(leader, len(BATCH) / 2)  # ten windows: five batches
+    first = leader.fetch(Peer(1 << 20), meter=(meter := quotas.meter(ANONYMOUS, "f")))
+    assert batches_of(first) == 5 and meter is not None and meter.settle() == 0
+    second = leader.fetch(Peer(1 << 20), offset=5, meter=(meter := quotas.meter(ANONYMOUS, "f")))
+    assert isinstance(second, FetchReply) and second.topics == [] and second.error_code == 0
+    assert meter is not None and meter.settle() == 10_000
+    leader.clock.advance(quotas.windows.span_s)
+    assert batches_of(leader.fetch(Peer(1 << 20), offset=5, meter=quotas.meter(ANONYMOUS, "f"))) == 5
+
+
+async def test_a_batch_that_never_fits_the_quota_arrives_all_the_same(leader: Leader) -> None:
+    quotas = limited(leader, 1.0)
+    meter = quotas.meter(ANONYMOUS, "f")
+    assert batches_of(leader.fetch(Peer(1 << 20), meter=meter)) == 1
+    assert meter is not None and meter.settle() > 60_000
+
+
+@pytest.mark.parametrize("incremental", [False, True])
+async def test_a_throttled_answer_leaves_the_session_as_the_client_knows_it(
+    leader: Leader, *, incremental: bool
+) -> None:
+    quotas, sessions = limited(leader, len(BATCH) / 2), FetchSessions(10)
+    leader.use(sessions)
+    session_id, epoch = 0, 0
+    if incremental:
+        begun = leader.fetch(Peer(1 << 20), epoch=0)
+        assert isinstance(begun, FetchReply) and begun.session_id
+        session_id, epoch = begun.session_id, 1
+    used = quotas.meter(ANONYMOUS, "f")
+    assert used is not None and used.may_send(5 * len(BATCH))
+    refused = leader.fetch(
+        Peer(1 << 20), session_id=session_id, epoch=epoch, offset=5, meter=quotas.meter(ANONYMOUS, "f")
+    )
+    assert isinstance(refused, FetchReply) and refused.topics == [] and refused.session_id == session_id
+    assert len(sessions) == (1 if incremental else 0), "one that the client would not hear of is not begun"
+    leader.clock.advance(quotas.windows.span_s)
+    again = leader.fetch(
+        Peer(1 << 20),
+        session_id=session_id,
+        epoch=epoch + 1 if incremental else 0,
+        offset=5,
+        meter=quotas.meter(ANONYMOUS, "f"),
+    )
+    assert batches_of(again) == 5, "what was not sent has not been mentioned"

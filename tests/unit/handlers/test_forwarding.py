@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from millrace.cluster.image import ClusterImage
+from millrace.cluster.planning import TopicOutcome
 from millrace.config import BrokerConfig
 from millrace.errors import ApiError, ErrorCode
-from millrace.handlers import forwarding
+from millrace.handlers import forwarding, registry
 from millrace.handlers.brokers import unregister_broker
 from millrace.handlers.configs import alter_configs, incremental_alter_configs
+from millrace.handlers.context import RequestContext
 from millrace.handlers.partitions import alter_partition_reassignments, elect_leaders
 from millrace.handlers.topics import create_partitions, create_topics, delete_topics
 from millrace.metadata.deltas import (
@@ -28,6 +30,14 @@ from millrace.metadata.deltas import (
     TopicDeleted,
 )
 from millrace.model import new_topic_id
+from millrace.security.acls import Acl, AclTable, Operation, PatternKind, Permission, ResourceKind
+from millrace.security.authorizer import NO_AUTHORIZER, Authorizer
+from millrace.security.metering import ClientQuotas
+from millrace.wire.codec import decode
+from millrace.wire.frame import RequestHeader, encode_response, read_request_header
+from millrace.wire.keys import ApiKey
+from millrace.wire.messages import request_class
+from millrace.wire.messages.brokers import EnvelopeRequest, EnvelopeResponse
 from millrace.wire.messages.cluster import UnregisterBrokerRequest, UnregisterBrokerResponse
 from millrace.wire.messages.configs import (
     AlterConfigsRequest,
@@ -78,14 +88,21 @@ class Follower:
     answers: list[Any] = field(default_factory=list)
     """What the controller says, one after another: responses, or errors of the way there. The last one stays."""
     forwarded: list[tuple[Any, int, int]] = field(default_factory=list)
+    envelopes: list[EnvelopeRequest] = field(default_factory=list)
     waited_for: list[Callable[[ClusterImage], bool]] = field(default_factory=list)
 
-    async def forward(self, message: Any, version: int, timeout_ms: int) -> Any:
-        self.forwarded.append((message, version, timeout_ms))
+    async def forward(self, message: EnvelopeRequest, version: int, timeout_ms: int) -> EnvelopeResponse:
+        assert version == 0
+        header, pos = read_request_header(message.request_data)
+        inner, _ = decode(request_class(header.api_key), header.api_version, memoryview(message.request_data), pos)
+        self.forwarded.append((inner, header.api_version, timeout_ms))
+        self.envelopes.append(message)
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if isinstance(answer, ApiError):
             raise answer
-        return answer
+        if isinstance(answer, EnvelopeResponse):
+            return answer
+        return EnvelopeResponse(response_data=encode_response(header.correlation_id, header.api_version, answer)[4:])
 
     async def wait_for_image(self, predicate: Callable[[ClusterImage], bool], timeout_s: float) -> None:
         self.waited_for.append(predicate)
@@ -101,6 +118,8 @@ def following(*answers: Any, settings: dict[str, str] | None = None) -> tuple[Fo
         broker_id=2,
         controller=controller,
         image=controller.image,
+        authorizer=NO_AUTHORIZER,
+        quotas=ClientQuotas(),
     )
     return controller, Handling(controller, services)  # type: ignore[arg-type]
 
@@ -239,12 +258,70 @@ async def test_the_broker_that_becomes_controller_meanwhile_does_it_itself() -> 
         controller.is_controller = True
         raise ApiError(ErrorCode.NOT_CONTROLLER)
 
-    async def create(*_: Any, **__: Any) -> list[Any]:
-        return []
+    async def create(*_: Any, **__: Any) -> list[TopicOutcome]:
+        return [TopicOutcome("a", ApiError(ErrorCode.INVALID_CONFIG))]
 
-    controller.forward = forward  # type: ignore[method-assign]
+    controller.forward = forward  # type: ignore[method-assign,assignment]
     controller.create_topics = create  # type: ignore[attr-defined]
-    assert await on.call(create_topics, creation("a"), 7) == CreateTopicsResponse(topics=[])
+    response = await on.call(create_topics, creation("a"), 7)
+    assert response.topics[0].error_code == ErrorCode.INVALID_CONFIG
+
+
+async def test_what_came_in_an_envelope_goes_no_further() -> None:
+    controller, on = following(created("a"))
+    inside = RequestContext(
+        on.services,
+        RequestHeader(ApiKey.CREATE_TOPICS, 7, 1, "app"),
+        7,
+        "10.0.0.7",
+        "PLAINTEXT",
+        needs=registry.load()[ApiKey.CREATE_TOPICS].needs,
+        is_forwarded=True,
+    )
+    response = await create_topics(inside, creation("a"))
+    assert response.topics[0].error_code == ErrorCode.NOT_CONTROLLER
+    assert controller.forwarded == []
+
+
+async def test_an_envelope_that_was_not_looked_at_is_an_error_in_every_item() -> None:
+    _, on = following(EnvelopeResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED))
+    response = await on.call(create_topics, creation("a", "b"), 7)
+    assert {topic.error_code for topic in response.topics} == {ErrorCode.CLUSTER_AUTHORIZATION_FAILED}
+
+
+def ruled(on: Handling, *acls: Acl) -> None:
+    on.services.authorizer = Authorizer(enabled=True, acls=lambda: table)
+    table = AclTable(acls)
+
+
+def allowed(operation: Operation, kind: ResourceKind, name: str) -> Acl:
+    return Acl(kind, name, PatternKind.LITERAL, "User:*", "*", operation, Permission.ALLOW)
+
+
+async def test_nothing_is_passed_on_that_this_broker_refuses() -> None:
+    controller, on = following(created("b"))
+    ruled(on, allowed(Operation.CREATE, ResourceKind.TOPIC, "b"))
+    response = await on.call(create_topics, creation("a", "b", "c"), 4)
+    refused = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    assert [(each.name, each.error_code) for each in response.topics] == [("a", refused), ("b", 0), ("c", refused)]
+    assert [[topic.name for topic in request.topics] for request, _, _ in controller.forwarded] == [["b"]]
+    await on.call(create_topics, creation("a"), 4)
+    assert len(controller.forwarded) == 1
+
+
+async def test_a_name_makes_a_broker_only_of_who_has_a_brokers_right() -> None:
+    controller, on = following(created("a"))
+    ruled(on, allowed(Operation.CREATE, ResourceKind.TOPIC, "a"))
+    assert (await on.call(create_topics, creation("a"), 4, client_id="broker-3")).topics[0].error_code == 0
+    assert len(controller.forwarded) == 1
+    ruled(
+        on,
+        allowed(Operation.CREATE, ResourceKind.TOPIC, "a"),
+        allowed(Operation.CLUSTER_ACTION, ResourceKind.CLUSTER, "*"),
+    )
+    response = await on.call(create_topics, creation("a"), 4, client_id="broker-3")
+    assert response.topics[0].error_code == ErrorCode.NOT_CONTROLLER
+    assert len(controller.forwarded) == 1
 
 
 # ----------------------------------------------------------------------------------- waiting for the broker's own image

@@ -10,13 +10,16 @@ import pytest
 
 from millrace.errors import ApiError, ErrorCode
 from millrace.handlers.producers import init_producer_id
+from millrace.security.authorizer import NO_AUTHORIZER
 from millrace.wire.messages.producers import InitProducerIdRequest
 from support.handling import Handling
 from support.metadata import cluster_of
 
 
 async def asked(ids: AsyncMock, version: int) -> tuple[int, int, int]:
-    services: Any = SimpleNamespace(image=cluster_of(1), producer_ids=SimpleNamespace(next=ids))
+    services: Any = SimpleNamespace(
+        authorizer=NO_AUTHORIZER, image=cluster_of(1), producer_ids=SimpleNamespace(next=ids)
+    )
     request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=1000)
     response = await Handling(None, services).call(init_producer_id, request, version)  # type: ignore[arg-type]
     return response.error_code, response.producer_id, response.producer_epoch

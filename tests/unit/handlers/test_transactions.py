@@ -19,6 +19,7 @@ from millrace.handlers.transactions import (
     list_transactions,
 )
 from millrace.model import TopicPartition
+from millrace.security.authorizer import NO_AUTHORIZER
 from millrace.testing import Cluster
 from millrace.transactions.settings import TransactionSettings
 from millrace.transactions.state import Producer, TransactionState
@@ -53,6 +54,7 @@ class World:
                 image=self,
                 controller=self,
                 groups=SimpleNamespace(partition_for=len),
+                authorizer=NO_AUTHORIZER,
             ),
         )
 

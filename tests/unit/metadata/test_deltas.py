@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from millrace.errors import StorageError
 from millrace.metadata import deltas
 from millrace.metadata.deltas import (
+    AclsChanged,
     BrokerFenced,
     BrokerRegistered,
     BrokerUnregistered,
@@ -24,13 +25,27 @@ from millrace.metadata.deltas import (
     PartitionsAdded,
     PartitionState,
     ProducerIdsAllocated,
+    QuotaChanged,
     ResourceType,
+    ScramChanged,
+    TokenChanged,
+    TokenRemoved,
     TopicCreated,
     TopicDeleted,
     decode,
     encode,
 )
-from support.metadata import endpoints, partition_states, small_ints, texts, uuids
+from millrace.security.scram import ScramMechanism
+from support.metadata import (
+    acls,
+    credentials,
+    endpoints,
+    partition_states,
+    small_ints,
+    texts,
+    tokens,
+    uuids,
+)
 
 several_partitions = st.lists(partition_states, max_size=4).map(tuple)
 changes = st.one_of(
@@ -57,6 +72,15 @@ changes = st.one_of(
         st.lists(st.tuples(texts, st.none() | texts), max_size=3).map(tuple),
     ),
     st.builds(ProducerIdsAllocated, small_ints, st.integers(0, 2**63 - 1), st.integers(0, 1000)),
+    st.builds(ScramChanged, texts, st.sampled_from(ScramMechanism), st.none() | credentials),
+    st.builds(AclsChanged, st.lists(acls, max_size=2).map(tuple), st.lists(acls, max_size=2).map(tuple)),
+    st.builds(
+        QuotaChanged,
+        st.lists(st.tuples(texts, st.none() | texts), max_size=2).map(tuple),
+        st.lists(st.tuples(texts, st.none() | st.floats(0, 1e9)), max_size=2).map(tuple),
+    ),
+    st.builds(TokenChanged, tokens),
+    st.builds(TokenRemoved, texts),
 )
 
 
@@ -126,10 +150,14 @@ def test_garbage_never_decodes_to_something_else(change_set: tuple[Change, ...],
         decoded = decode(damaged)
     except StorageError:
         return
-    no_reassignment = b",[],[]]"  # may be left out, and is
-    assert json.loads(encode(decoded).replace(no_reassignment, b"]")) == json.loads(
-        damaged.replace(no_reassignment, b"]")
-    )
+    assert json.loads(_without_empty_ends(encode(decoded))) == json.loads(_without_empty_ends(damaged))
+
+
+def _without_empty_ends(written: bytes) -> bytes:
+    """Empty lists at the end of a partition's row may be left out, and are."""
+    while b",[]]" in written:
+        written = written.replace(b",[]]", b"]")
+    return written
 
 
 @pytest.mark.parametrize("row", ["[[1.2],[1],1,0,0]", "[[1],[1],1.5,0,0]", '[[1],[1],"1",0,0]', "[[1],[true],1,0,0]"])

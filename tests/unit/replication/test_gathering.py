@@ -12,6 +12,7 @@ import pytest
 
 from millrace.clock import ManualClock
 from millrace.errors import ErrorCode
+from millrace.handlers import registry
 from millrace.handlers.context import RequestContext
 from millrace.handlers.fetch import fetch
 from millrace.handlers.fetch_sessions import FetchSessions
@@ -29,6 +30,7 @@ from millrace.replication.gathering import (
 )
 from millrace.replication.leadership import Leadership
 from millrace.replication.partition import Partition
+from millrace.security.authorizer import NO_AUTHORIZER
 from millrace.storage.files import Files
 from millrace.storage.host import Alone
 from millrace.storage.log import Log
@@ -121,6 +123,7 @@ class Leader:
         self._services = SimpleNamespace(
             clock=self.clock,
             replicas=replicas,
+            authorizer=NO_AUTHORIZER,
             image=SimpleNamespace(brokers={FOLLOWER: SimpleNamespace(broker_epoch=FOLLOWER_EPOCH)}),
             fetch_sessions=FetchSessions(0),
         )
@@ -139,7 +142,14 @@ class Leader:
         """As a follower that has so many batches."""
         asked = FetchPartition(0, 0, batches * 100, -1, 0, 1 << 20)
         call = FetchCall(FOLLOWER, 500, 1, 10 << 20, 0, 0, -1, [(self._topic, [asked])], [], "", FOLLOWER_EPOCH)
-        context = RequestContext(cast(Any, self._services), RequestHeader(ApiKey.FETCH, 16, 1, "f"), 16, "h", "l")
+        context = RequestContext(
+            cast(Any, self._services),
+            RequestHeader(ApiKey.FETCH, 16, 1, "f"),
+            16,
+            "h",
+            "l",
+            needs=registry.load()[ApiKey.FETCH].needs,
+        )
         return fetch(context, call)
 
     @staticmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import struct
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
@@ -11,10 +12,16 @@ from typing import Any, cast
 
 import pytest
 
-from millrace.clock import SystemClock
+from millrace.clock import Clock, SystemClock
 from millrace.errors import ApiError, ErrorCode
 from millrace.handlers.context import RequestContext, Services
+from millrace.handlers.needs import NOTHING, Needs, cluster, judged
+from millrace.handlers.promise import Promise
 from millrace.handlers.registry import Api
+from millrace.security.acls import AclTable, Operation, ResourceKind
+from millrace.security.audit import Allowed, Audit
+from millrace.security.authorizer import NO_AUTHORIZER, Authorizer
+from millrace.security.metering import ClientQuotas
 from millrace.server.answers import AnswerRoom
 from millrace.server.connection import (
     MAX_OVERLAPPING_REPLIES,
@@ -27,71 +34,7 @@ from millrace.wire.frame import decode_response
 from millrace.wire.keys import ApiKey
 from millrace.wire.messages.groups import HeartbeatResponse
 from support.streams import receive
-
-
-class FakeTransport:
-    """Records what a protocol does to its transport. `peer_reads=False` makes a peer that reads nothing more."""
-
-    def __init__(self) -> None:
-        self.protocol: asyncio.BufferedProtocol | None = None
-        self.peer_reads = True
-        self._high_bytes = 0
-        self._paused = False
-        self.written = bytearray()
-        self.writes = 0
-        self.unsent_bytes = 0
-        self.reading = True
-        self.closed = False
-        self.aborted = False
-
-    def get_extra_info(self, name: str) -> object:
-        return ("10.0.0.1", 4711) if name == "peername" else None
-
-    def set_write_buffer_limits(self, high: int, low: int) -> None:
-        assert low == 0
-        self._high_bytes = high
-        self._maybe_pause()
-
-    def _maybe_pause(self) -> None:
-        if self.unsent_bytes > self._high_bytes and not self._paused and self.protocol is not None:
-            self._paused = True
-            self.protocol.pause_writing()
-
-    def write(self, data: bytes) -> None:
-        self.writelines([data])
-
-    def writelines(self, buffers: list[bytes]) -> None:
-        self.writes += 1
-        for data in buffers:
-            self.written += data
-        if not self.peer_reads:
-            self.unsent_bytes += sum(map(len, buffers))
-            self._maybe_pause()
-
-    def let_peer_read(self) -> None:
-        self.peer_reads = True
-        self.unsent_bytes = 0
-        self._paused = False
-        assert self.protocol is not None
-        self.protocol.resume_writing()
-
-    def get_write_buffer_size(self) -> int:
-        return self.unsent_bytes
-
-    def pause_reading(self) -> None:
-        self.reading = False
-
-    def resume_reading(self) -> None:
-        self.reading = True
-
-    def is_closing(self) -> bool:
-        return self.closed
-
-    def close(self) -> None:
-        self.closed = True
-
-    def abort(self) -> None:
-        self.closed = self.aborted = True
+from support.transports import FakeTransport
 
 
 def numbered_reply(correlation_id: int, version: int, response: Any) -> tuple[bytes]:
@@ -99,7 +42,9 @@ def numbered_reply(correlation_id: int, version: int, response: Any) -> tuple[by
     return (struct.pack(">ii", correlation_id, response),)
 
 
-def make_api(handler: Callable[..., Any], *, overlaps: bool = False, key: ApiKey = ApiKey.HEARTBEAT) -> Api:
+def make_api(
+    handler: Callable[..., Any], *, overlaps: bool = False, key: ApiKey = ApiKey.HEARTBEAT, needs: Needs = NOTHING
+) -> Api:
     return Api(
         key=key,
         min_version=0,
@@ -109,6 +54,18 @@ def make_api(handler: Callable[..., Any], *, overlaps: bool = False, key: ApiKey
         decode=lambda version, buffer, pos: bytes(buffer[pos:]),
         encode=numbered_reply,
         overlaps=overlaps,
+        needs=needs,
+    )
+
+
+def _services(clock: Clock, quotas: ClientQuotas, audit: Audit | None = None) -> SimpleNamespace:
+    return SimpleNamespace(
+        clock=clock,
+        quotas=quotas,
+        audit=audit,
+        config=SimpleNamespace(inter_broker_listener="PLAINTEXT"),
+        image=SimpleNamespace(brokers={1: None}),
+        authorizer=NO_AUTHORIZER,
     )
 
 
@@ -121,7 +78,11 @@ class Rig:
         budget_bytes: int = 1 << 20,
         limits: ConnectionLimits | None = None,
         transport: FakeTransport | None = None,
+        clock: Clock | None = None,
+        quotas: ClientQuotas | None = None,
+        audit: Audit | None = None,
     ) -> None:
+        clock = clock or SystemClock()
         self.transport = transport or FakeTransport()
         self.budget = MemoryBudget(budget_bytes)
         self.room = AnswerRoom(self.budget, SystemClock())
@@ -129,7 +90,7 @@ class Rig:
         self.closed: list[Connection] = []
         self.connection = Connection(
             apis={api.key: api for api in apis},
-            services=cast(Services, SimpleNamespace(clock=SystemClock())),
+            services=cast(Services, _services(clock, quotas or ClientQuotas(), audit)),
             listener="PLAINTEXT",
             budget=self.budget,
             answers=self.room,
@@ -511,6 +472,31 @@ async def test_a_lost_connection_cancels_its_work_and_gives_everything_back() ->
     assert rig.closed == [rig.connection]
 
 
+async def test_what_was_asked_for_is_told_however_it_ends() -> None:
+    """A client that leaves before its answer does not hide what it has begun."""
+    audit = Audit(
+        broker_id=1, cluster_id=lambda: "c", allowed=Allowed.ALL, explain=NO_AUTHORIZER.explain, clock=SystemClock()
+    )
+    outbox = audit.outbox("a test")
+    gates = Gates()
+    rights = (Operation.READ, ResourceKind.GROUP)
+
+    async def handle(context: RequestContext, body: bytes) -> int:
+        assert context.may(*rights, f"group-{body[0]}")
+        return await gates.handle(context, body)
+
+    rig = Rig(make_api(handle, overlaps=True, needs=judged(rights)), audit=audit)
+    for number in (1, 2):
+        rig.send(number, body=bytes([number]))
+    await settle()
+    assert not outbox, "not before it is answered"
+    await gates.open(1)
+    rig.connection.connection_lost(None)
+    await settle()
+    told = [json.loads(line.data)["resources"][0]["name"] for line in outbox.take(10, 10_000)]
+    assert told == ["group-1", "group-2"]
+
+
 async def test_one_byte_at_a_time_is_as_good_as_any() -> None:
     rig = Rig(make_api(lambda context, body: len(body)))
     for byte in request(7, body=b"hello"):
@@ -530,3 +516,55 @@ async def test_draining_answers_what_has_begun_and_begins_nothing() -> None:
     assert rig.answers == [(1, 1)]
     assert gates.started == [1]
     assert rig.transport.closed
+
+
+# --- rights -----------------------------------------------------------------------------------------------------------
+
+READ_GROUP = (Operation.READ, ResourceKind.GROUP)
+
+
+class Ruled(Rig):
+    """A connection to a broker with rules, of which there are none: nobody may anything."""
+
+    def __init__(self, *apis: Api) -> None:
+        super().__init__(*apis)
+        self.connection._services.authorizer = Authorizer(enabled=True, acls=AclTable)
+
+
+async def test_a_handler_that_forgets_to_judge_is_caught() -> None:
+    async def later(_context: RequestContext, _body: bytes) -> int:
+        return 1
+
+    def with_promise(_context: RequestContext, _body: bytes) -> Promise[int]:
+        promise: Promise[int] = Promise()
+        asyncio.get_running_loop().call_soon(promise.keep, 1)
+        return promise
+
+    for handler in (lambda _context, _body: 1, later, with_promise, lambda _context, _body: None):
+        rig = Ruled(make_api(handler, needs=judged(READ_GROUP)))
+        rig.send(1)
+        await settle()
+        assert rig.error_answer(HeartbeatResponse) == (1, ErrorCode.UNKNOWN_SERVER_ERROR)
+
+
+async def test_a_handler_that_asks_for_what_it_has_not_declared_is_caught() -> None:
+    rig = Ruled(make_api(lambda context, _body: int(context.may(*READ_GROUP, "g")), needs=cluster(Operation.ALTER)))
+    rig.connection._services.authorizer = Authorizer(
+        enabled=True, acls=AclTable, super_users=frozenset({"User:ANONYMOUS"})
+    )
+    rig.send(1)
+    assert rig.error_answer(HeartbeatResponse) == (1, ErrorCode.UNKNOWN_SERVER_ERROR)
+
+
+async def test_a_handler_that_judges_is_answered_whatever_it_found() -> None:
+    rig = Ruled(make_api(lambda context, _body: int(context.may(*READ_GROUP, "g")), needs=judged(READ_GROUP)))
+    rig.send(1)
+    assert rig.answers == [(1, 0)]
+
+
+async def test_a_request_that_is_refused_as_a_whole_does_not_reach_its_handler() -> None:
+    reached: list[bytes] = []
+    rig = Ruled(make_api(lambda _context, body: reached.append(body), needs=cluster(Operation.ALTER)))
+    rig.send(1)
+    assert rig.error_answer(HeartbeatResponse) == (1, ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+    assert reached == []

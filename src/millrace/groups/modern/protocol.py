@@ -13,7 +13,7 @@ Not here: classic members (`classic_members`), what all events share (`step`), w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 from uuid import UUID
@@ -41,6 +41,10 @@ _WAITING_INTERVAL_MS: Final = 1_000
 """When a member whose partitions are on their way is asked to come back."""
 
 
+def _anything(_name: str) -> bool:
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class ModernHeartbeat:
     """A ConsumerGroupHeartbeat; None: as before."""
@@ -58,6 +62,8 @@ class ModernHeartbeat:
     client_host: str = ""
     needs_member_id: bool = True
     """v1+: members choose their ids themselves."""
+    may_know: Callable[[str], bool] = _anything
+    """Of which topics the member may know that they exist."""
 
     @property
     def is_leaving(self) -> bool:
@@ -105,6 +111,7 @@ def _malformed(request: ModernHeartbeat) -> str | None:
 
 def heartbeat(step: Step, request: ModernHeartbeat) -> HeartbeatResult:
     """A heartbeat that is no farewell; the member id is set, also of a member that had none."""
+    step.may_know = request.may_know
     check_room(step, request.member_id, request.instance_id)
     old = _known_member(step, request)
     before = old.held.assigned if old is not None else NOTHING

@@ -8,7 +8,7 @@ what requests and timers mean (`protocol`, `classic_members`).
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -53,6 +53,8 @@ class Step:
     records: list[ModernRecord | GroupRecord] = field(default_factory=list)
     """What goes to the log, in this order."""
     timers: list[TimerEffect] = field(default_factory=list)
+    may_know: Callable[[str], bool] | None = None
+    """The topics that whoever sent a heartbeat may know of: a pattern matches no others, and without anybody none."""
     became_classic: ClassicGroup | None = None
     """The classic group that takes this one's place."""
     _undo: list[ModernRecord | None] = field(default_factory=list)
@@ -110,7 +112,7 @@ def update_member(step: Step, member_id: str, info: MemberInfo) -> bool:
         if before.pattern and before.pattern not in group.pattern_counts:
             step.write(PatternRecord(group.group_id, before.pattern, None))
         if info.pattern and info.pattern not in group.patterns:
-            found = patterns.matching(info.pattern, step.env.image.topics)
+            found = patterns.matching(info.pattern, filter(step.may_know, step.env.image.topics))
             step.write(PatternRecord(group.group_id, info.pattern, _resolved(step, found)))
     return old is None or before.topics != info.topics or before.pattern != info.pattern
 
@@ -122,7 +124,8 @@ def _resolved(step: Step, topics: Collection[str]) -> Resolved:
 def bump_epoch(step: Step, *, has_changed: bool) -> None:
     """Begin a new epoch where members have changed, or the topics they subscribe to."""
     group, image = step.group, step.env.image
-    is_new_view = group.seen_topics is not image.topics and (
+    can_look = step.may_know is not None or not group.patterns
+    is_new_view = (can_look and group.seen_topics is not image.topics) and (
         group.seen_topics is None or not 0 <= step.env.now_ms - group.looked_at_ms < _LOOK_INTERVAL_MS
     )
     if not (has_changed or is_new_view):
@@ -143,12 +146,14 @@ def _match_new_topics(step: Step) -> None:
         group.matched_names = None
         return
     names = frozenset(step.env.image.topics)
-    fresh = names if group.matched_names is None else names - group.matched_names
+    # What may not be known now is looked at again the next time.
+    known = frozenset(filter(step.may_know, names))
+    fresh = known if group.matched_names is None else known - group.matched_names
     for pattern, resolved in list(group.patterns.items()):
         found = names.intersection(resolved.topics) | patterns.matching(pattern, fresh)
         if found != set(resolved.topics):
             step.write(PatternRecord(group.group_id, pattern, _resolved(step, found)))
-    group.matched_names = names
+    group.matched_names = known
 
 
 def update_targets(step: Step) -> None:

@@ -71,6 +71,7 @@ PLACES: Final[dict[ApiKey, Place]] = {
     ApiKey.DESCRIBE_QUORUM: Place("quorum", "DescribeQuorum"),
     ApiKey.ALTER_PARTITION: Place("partitions", "AlterPartition"),
     ApiKey.UPDATE_FEATURES: Place("features", "UpdateFeatures"),
+    ApiKey.ENVELOPE: Place("brokers", "Envelope"),
     ApiKey.DESCRIBE_CLUSTER: Place("cluster", "DescribeCluster"),
     ApiKey.DESCRIBE_PRODUCERS: Place("producers", "DescribeProducers"),
     ApiKey.BROKER_HEARTBEAT: Place("brokers", "BrokerHeartbeat"),

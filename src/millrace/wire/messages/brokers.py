@@ -5,7 +5,20 @@ from __future__ import annotations
 from uuid import UUID
 
 from millrace.wire.keys import ApiKey
-from millrace.wire.schema import Request, Response, Struct, array, boolean, int16, int32, int64, uuid
+from millrace.wire.schema import (
+    Data,
+    Request,
+    Response,
+    Struct,
+    array,
+    binary,
+    boolean,
+    int16,
+    int32,
+    int64,
+    string,
+    uuid,
+)
 
 
 class BrokerHeartbeatRequest(Request, key=ApiKey.BROKER_HEARTBEAT, versions="0-2", flexible="0+"):
@@ -113,3 +126,31 @@ class GetReplicaLogInfoResponse(Response, key=ApiKey.GET_REPLICA_LOG_INFO, versi
     broker_epoch: int = int64()
     truncated: bool = boolean()
     topic_partition_log_info_list: list[TopicPartitionLogInfo] = array(TopicPartitionLogInfo)
+
+
+class EnvelopeRequest(Request, key=ApiKey.ENVELOPE, versions="0", flexible="0+"):
+    """A request of somebody else, passed on by a broker (KIP-590)."""
+
+    request_data: bytes = binary()
+    request_principal: bytes | None = binary(nullable=True)
+    client_host_address: bytes = binary()
+
+
+class EnvelopeResponse(Response, key=ApiKey.ENVELOPE, versions="0", flexible="0+"):
+    """Its response, or why it was not looked at."""
+
+    response_data: bytes | None = binary(nullable=True, default=None)
+    error_code: int = int16()
+
+
+class DefaultPrincipalData(Data, versions="0", flexible="0+"):
+    """Who asked, in an Envelope, after a version (int16) of its own.
+
+    The tagged fields are not Kafka's, which leaves them alone: how somebody came in.
+    """
+
+    type_: str = string()
+    name: str = string()
+    token_authenticated: bool = boolean()
+    token_id: str = string(tag=0)
+    mechanism: str = string(tag=1)

@@ -1,0 +1,425 @@
+"""TLS between a fake socket and a fake connection, with OpenSSL's own client at the other end."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from millrace.clock import ManualClock
+from millrace.server.flow import ConnectionLimits
+from millrace.server.tls import (
+    HANDSHAKE_TIMEOUT_S,
+    HANDSHAKES_PER_TURN,
+    PIECE_BYTES,
+    PIECES_PER_TURN,
+    HandshakeLine,
+    TlsTransport,
+)
+from support.certificates import Pki
+from support.transports import FakeTransport
+
+MIB = 1024 * 1024
+
+
+@pytest.fixture(scope="module")
+def pki(tmp_path_factory: pytest.TempPathFactory) -> Pki:
+    return Pki(tmp_path_factory.mktemp("pki"))
+
+
+class Above(asyncio.BufferedProtocol):
+    """Stands where a connection stands."""
+
+    def __init__(self, room_bytes: int) -> None:
+        self._room = memoryview(bytearray(room_bytes))
+        self.transport: asyncio.Transport | None = None
+        self.received = bytearray()
+        self.events: list[str] = []
+        self.answer = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self.events.append("made")
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        del sizehint
+        return self._room
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.received += self._room[:nbytes]
+
+    def pause_writing(self) -> None:
+        self.events.append("pause")
+
+    def resume_writing(self) -> None:
+        self.events.append("resume")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        del exc
+        self.events.append("lost")
+
+
+class Rig:
+    """One transport under test, its socket, and a client that speaks TLS through memory."""
+
+    def __init__(self, pki: Pki, *, limit: int = 10, room_bytes: int = 8192) -> None:
+        self.clock = ManualClock()
+        self.limits = ConnectionLimits(lambda: limit, lambda: limit)
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.context.load_cert_chain(pki.server)
+        self.line = HandshakeLine()
+        self.above = Above(room_bytes)
+        self.settled: list[TlsTransport] = []
+        self.transport = TlsTransport(
+            context=lambda: self.context,
+            connect=lambda: self.above,
+            limits=self.limits,
+            line=self.line,
+            clock=self.clock,
+            on_settled=self.settled.append,
+        )
+        self.socket = FakeTransport()
+        self.socket.protocol = self.transport
+        self.transport.connection_made(cast(Any, self.socket))
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self.client = pki.context().wrap_bio(self._incoming, self._outgoing, server_hostname="localhost")
+
+    def arrive(self, data: bytes) -> None:
+        """Bytes on the socket, in pieces as large as the transport has room."""
+        while data:
+            buffer = self.transport.get_buffer(-1)
+            count = min(len(buffer), len(data))
+            buffer[:count] = data[:count]
+            self.transport.buffer_updated(count)
+            data = data[count:]
+
+    def exchange(self) -> None:
+        """What the client has to say to the broker, and the other way round."""
+        self.arrive(self._outgoing.read())
+        sent, self.socket.written = bytes(self.socket.written), bytearray()
+        self._incoming.write(sent)
+
+    async def shake_hands(self) -> None:
+        for _ in range(4):
+            try:
+                self.client.do_handshake()
+            except ssl.SSLWantReadError:
+                pass
+            self.exchange()
+            await settle()
+
+    def receive(self) -> bytes:
+        """All that the broker has sent and the client can read."""
+        self.exchange()
+        data = bytearray()
+        try:
+            while chunk := self.client.read(MIB):
+                data += chunk
+        except ssl.SSLWantReadError:
+            pass
+        return bytes(data)
+
+    def send(self, data: bytes) -> None:
+        self.client.write(data)
+        self.exchange()
+
+
+async def settle() -> None:
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+def rig(pki: Pki) -> Rig:
+    return Rig(pki)
+
+
+async def opened(rig: Rig) -> Rig:
+    await rig.shake_hands()
+    assert rig.above.events == ["made"]
+    return rig
+
+
+async def test_bytes_go_both_ways(rig: Rig) -> None:
+    await opened(rig)
+    assert rig.settled == [rig.transport]
+    rig.send(b"question")
+    assert rig.above.received == b"question"
+    rig.transport.writelines([b"an", b"", memoryview(b"swer")])
+    assert rig.receive() == b"answer"
+    assert rig.transport.get_extra_info("ssl_object").version() == "TLSv1.3"
+    assert rig.transport.get_extra_info("peername") == ("10.0.0.1", 4711)
+
+
+@pytest.mark.parametrize("room_bytes", [1, 1000, 16_384, MIB])
+async def test_any_amount_fits_any_room(pki: Pki, room_bytes: int) -> None:
+    rig = await opened(Rig(pki, room_bytes=room_bytes))
+    data = bytes(range(256)) * 700
+    for cut in (data[:10], data[10:40_000], data[40_000:]):
+        rig.send(cut)
+    assert rig.above.received == data
+
+
+async def test_byte_by_byte(rig: Rig) -> None:
+    await opened(rig)
+    rig.client.write(b"slowly")
+    for byte in rig._outgoing.read():
+        rig.arrive(bytes([byte]))
+    assert rig.above.received == b"slowly"
+
+
+async def test_what_came_with_the_last_handshake_message_is_not_lost(rig: Rig) -> None:
+    for _ in range(2):
+        try:
+            rig.client.do_handshake()
+        except ssl.SSLWantReadError:
+            rig.exchange()
+            await settle()
+            rig.exchange()
+    rig.client.write(b"at once")
+    rig.exchange()
+    await settle()
+    assert rig.above.received == b"at once"
+
+
+# --- handshakes -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("data", [b"\0\0\0\x1a\0\x12\0\0", b"GET / HTTP/1.1\r\n", b"\x80\x2e\x01"])
+def test_who_does_not_speak_tls_is_closed_without_a_word(rig: Rig, data: bytes) -> None:
+    rig.arrive(data)
+    assert rig.socket.closed
+    assert rig.socket.written == b""
+
+
+async def test_a_failed_handshake_ends_with_an_alert(rig: Rig) -> None:
+    rig.arrive(b"\x16\x03\x01\x00\x04nope")
+    await settle()
+    assert rig.socket.closed
+    assert rig.socket.written[:1] == b"\x15"
+    assert rig.above.events == []
+
+
+async def test_a_handshake_has_a_time_limit(rig: Rig) -> None:
+    rig.arrive(b"\x16\x03")
+    await settle()
+    rig.clock.advance(HANDSHAKE_TIMEOUT_S - 0.01)
+    assert not rig.socket.closed
+    rig.clock.advance(0.02)
+    assert rig.socket.aborted
+
+
+async def test_the_time_limit_ends_with_the_handshake(rig: Rig) -> None:
+    await opened(rig)
+    rig.clock.advance(10 * HANDSHAKE_TIMEOUT_S)
+    assert not rig.socket.closed
+
+
+async def test_a_handshake_counts_as_a_connection(pki: Pki) -> None:
+    rig = Rig(pki, limit=1)
+    assert rig.limits.count == 1
+    other = FakeTransport()
+    late = TlsTransport(
+        context=lambda: rig.context,
+        connect=lambda: rig.above,
+        limits=rig.limits,
+        line=rig.line,
+        clock=rig.clock,
+        on_settled=rig.settled.append,
+    )
+    late.connection_made(cast(Any, other))
+    assert other.aborted
+    late.connection_lost(None)
+    assert rig.limits.count == 1
+    rig.transport.connection_lost(None)
+    assert rig.limits.count == 0
+    assert rig.settled == [late, rig.transport]
+    assert rig.above.events == []
+
+
+async def test_handshakes_take_turns() -> None:
+    line = HandshakeLine()
+    done: list[int] = []
+    for number in range(3 * HANDSHAKES_PER_TURN):
+        line.join(lambda number=number: done.append(number))  # type: ignore[misc]
+    turns = []
+    while len(done) < 3 * HANDSHAKES_PER_TURN:
+        await asyncio.sleep(0)
+        turns.append(len(done))
+    assert turns == [HANDSHAKES_PER_TURN, 2 * HANDSHAKES_PER_TURN, 3 * HANDSHAKES_PER_TURN]
+    assert done == sorted(done)
+
+
+async def test_nothing_is_read_from_whoever_waits_for_its_turn(rig: Rig) -> None:
+    try:
+        rig.client.do_handshake()
+    except ssl.SSLWantReadError:
+        pass
+    rig.exchange()
+    assert not rig.socket.reading
+    await settle()
+    assert rig.socket.reading
+
+
+async def test_a_connection_that_is_lost_in_line(rig: Rig) -> None:
+    rig.arrive(b"\x16\x03")
+    rig.transport.connection_lost(None)
+    await settle()
+    assert rig.above.events == []
+
+
+async def test_a_connection_begins_with_the_newest_context(pki: Pki, tmp_path: Path) -> None:
+    rig = Rig(pki)
+    pki.authority.issue("renewed", hosts=["localhost"]).write(tmp_path / "renewed.pem")
+    rig.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    rig.context.load_cert_chain(tmp_path / "renewed.pem")
+    await opened(rig)
+    certificate = rig.client.getpeercert()
+    assert certificate is not None
+    assert certificate["subject"] == ((("commonName", "renewed"),),)
+
+
+# --- back-pressure ----------------------------------------------------------------------------------------------------
+
+
+async def test_an_answer_is_encrypted_as_the_peer_takes_it(rig: Rig) -> None:
+    await opened(rig)
+    answer = bytes(range(256)) * 4096
+    rig.transport.set_write_buffer_limits(PIECE_BYTES, 0)
+    rig.socket.peer_reads = False
+    rig.transport.write(answer)
+    assert len(rig.socket.written) < PIECE_BYTES + 1024
+    assert rig.transport.get_write_buffer_size() >= len(answer)
+    assert rig.above.events == ["made", "pause"]
+    received = bytearray()
+    for _ in range(len(answer) // PIECE_BYTES - 1):
+        received += rig.receive()
+        rig.socket.let_peer_read()
+        rig.socket.peer_reads = False
+        # `let_peer_read` wrote the next piece, which this peer took.
+    rig.socket.let_peer_read()
+    received += rig.receive()
+    assert received == answer
+    assert rig.transport.get_write_buffer_size() == 0
+    assert rig.above.events == ["made", "pause", "resume"]
+
+
+async def test_one_connection_does_not_keep_the_loop(rig: Rig) -> None:
+    await opened(rig)
+    answer = bytes(3 * PIECES_PER_TURN * PIECE_BYTES)
+    rig.transport.write(answer)
+    assert rig.transport.get_write_buffer_size() == len(answer) - PIECES_PER_TURN * PIECE_BYTES
+    more = b"and more"
+    rig.transport.write(more)
+    await settle()
+    assert rig.receive() == answer + more
+
+
+async def test_small_buffers_leave_together(rig: Rig) -> None:
+    await opened(rig)
+    writes = rig.socket.writes
+    rig.transport.writelines([b"x" * 100] * 50)
+    assert rig.socket.writes == writes + 1
+    rig.exchange()
+    assert len(rig.client.read(MIB)) == 5000  # one record
+
+
+async def test_limits_of_zero_pause_at_once(rig: Rig) -> None:
+    """How a connection has the transport say when everything has left."""
+    await opened(rig)
+    rig.socket.peer_reads = False
+    rig.transport.write(b"stuck")
+    assert rig.above.events == ["made"]
+    rig.transport.set_write_buffer_limits(0, 0)
+    assert rig.above.events == ["made", "pause"]
+    rig.socket.let_peer_read()
+    assert rig.above.events == ["made", "pause", "resume"]
+
+
+async def test_a_connection_that_does_not_want_to_read(rig: Rig) -> None:
+    await opened(rig)
+    rig.transport.pause_reading()
+    assert not rig.socket.reading
+    rig.send(b"held back")  # had been read from the socket already
+    assert rig.above.received == b""
+    rig.transport.resume_reading()
+    assert rig.socket.reading
+    assert rig.above.received == b""  # not inside the call
+    await settle()
+    assert rig.above.received == b"held back"
+
+
+# --- ends -------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_close_sends_what_there_is_and_says_goodbye(rig: Rig) -> None:
+    await opened(rig)
+    rig.socket.peer_reads = False
+    rig.transport.write(bytes(2 * PIECE_BYTES))
+    rig.transport.close()
+    rig.transport.write(b"too late")
+    assert not rig.socket.closed
+    rig.socket.let_peer_read()
+    assert rig.socket.closed
+    assert rig.receive() == bytes(2 * PIECE_BYTES)
+    assert rig.client.read(1) == b""  # an end that is no cut
+
+
+async def test_a_goodbye_closes(rig: Rig) -> None:
+    await opened(rig)
+    rig.client.write(b"last words")
+    with pytest.raises(ssl.SSLWantReadError):
+        rig.client.unwrap()
+    rig.exchange()
+    assert rig.above.received == b"last words"
+    assert rig.socket.closed
+
+
+@pytest.mark.parametrize("says_goodbye", [True, False])
+async def test_who_has_no_more_to_say_still_gets_its_answer(rig: Rig, says_goodbye: bool) -> None:
+    await opened(rig)
+    rig.socket.peer_reads = False
+    rig.transport.write(bytes(2 * PIECE_BYTES))
+    if says_goodbye:
+        with pytest.raises(ssl.SSLWantReadError):
+            rig.client.unwrap()
+        rig.exchange()
+    else:
+        assert rig.transport.eof_received(), "the socket would be closed"
+    assert not rig.socket.closed
+    rig.socket.let_peer_read()
+    assert rig.socket.closed
+
+
+async def test_garbage_after_the_handshake_closes(rig: Rig) -> None:
+    await opened(rig)
+    rig.arrive(b"\x17\x03\x03\x00\x20" + bytes(32))
+    assert rig.socket.closed
+    assert rig.above.received == b""
+
+
+async def test_a_lost_connection_is_told_once_and_forgotten(rig: Rig) -> None:
+    await opened(rig)
+    rig.transport.connection_lost(None)
+    assert rig.above.events == ["made", "lost"]
+    assert rig.limits.count == 0
+    rig.transport.write(b"into the void")
+    rig.transport.close()
+    rig.transport.abort()
+    rig.transport.resume_reading()
+    await settle()
+    assert rig.above.events == ["made", "lost"]
+
+
+async def test_a_connection_that_refuses_its_peer(pki: Pki) -> None:
+    rig = Rig(pki)
+
+    def refuse(transport: asyncio.BaseTransport) -> None:
+        cast(asyncio.Transport, transport).abort()
+
+    rig.above.connection_made = refuse  # type: ignore[method-assign]
+    await rig.shake_hands()
+    assert rig.socket.aborted
