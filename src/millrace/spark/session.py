@@ -151,6 +151,8 @@ def session_settings(master: str, options: Mapping[str, str], *, log_level: str 
             "spark.ui.enabled": "false",
             "spark.sql.shuffle.partitions": str(_local_cores(master)),
         }
+        if os.environ.get("PYSPARK_PYTHON") == sys.executable:  # another one need not have this package
+            settings["spark.python.daemon.module"] = "millrace.spark.daemon"
     settings |= options
     # When a stream is stopped within a batch, Spark looks for the reason in the text of the error, with a regular
     # expression that recurses for every character. On a default stack its thread dies of it, and the stop never ends.

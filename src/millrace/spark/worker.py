@@ -42,23 +42,31 @@ _STREAM_RUNNER: Final = "pyspark.sql.streaming.python_streaming_source_runner"
 
 
 def leave_when_let_go() -> None:
-    """Have a worker process, which Spark keeps for later, end without a word when Spark wants it no more.
+    """Have a worker process of a session that is not ours end without a word from its second task on.
 
-    Spark hangs up on a worker that was idle for a minute, and on all of them at the end. PySpark takes the end of the
-    input for a failure, tries to report it to who has hung up, and dies of the broken pipe with a traceback on the
-    user's terminal, in runs that succeed. From its next task on, this one looks first whether there is one.
+    This is called in its first one, by the import of the source. Sessions of `millrace.spark.session` do better where
+    they can: their workers come from `millrace.spark.daemon`.
     """
     daemon = sys.modules["__main__"]
-    if _name_of(daemon) != _DAEMON:
-        return
+    if _name_of(daemon) == _DAEMON:
+        quieten(daemon)
+
+
+def quieten(daemon: ModuleType) -> None:
+    """Have the workers of a daemon of PySpark's end without a word when Spark wants them no more.
+
+    Spark hangs up on a worker that was idle for a minute, and on all of them at the end, whatever they do. PySpark
+    takes the end of the input for a failure, tries to report it to who has hung up, and dies of the broken pipe with a
+    traceback on the user's terminal, in runs that succeed. What goes wrong within a task is not concerned: Spark is
+    told of it before it could come here.
+    """
     work: Callable[[socket.socket, bool], int] = daemon.worker
 
     def worker(sock: socket.socket, authenticated: bool) -> int:
         try:
-            asked = sock.recv(1, socket.MSG_PEEK)
-        except ConnectionResetError:
-            asked = b""
-        return work(sock, authenticated) if asked else os._exit(0)
+            return work(sock, authenticated) if sock.recv(1, socket.MSG_PEEK) else os._exit(0)
+        except (BrokenPipeError, ConnectionResetError):
+            os._exit(0)
 
     daemon.worker = worker  # type: ignore[attr-defined]
 
