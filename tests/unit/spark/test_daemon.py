@@ -7,6 +7,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,19 +33,19 @@ def errors(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def daemon(module: str, errors: Path, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+def daemon(module: str, errors: Path) -> Iterator[subprocess.Popen[bytes]]:
     """The daemon of a session, with the variables that Spark gives it."""
     told = {
         "PYTHON_UNIX_DOMAIN_ENABLED": "true",
-        "PYTHON_WORKER_FACTORY_SOCK_DIR": str(tmp_path),
         "SPARK_REUSE_WORKER": "1",
         "PYTHON_DAEMON_KILL_WORKER_ON_FLUSH_FAILURE": "1",
     }
     with (
+        tempfile.TemporaryDirectory() as folder,  # a short name: the path of a socket has room for a hundred letters
         errors.open("wb") as sink,
         subprocess.Popen(
             [sys.executable, "-m", module, "pyspark.worker"],
-            env=os.environ | told,
+            env=os.environ | told | {"PYTHON_WORKER_FACTORY_SOCK_DIR": folder},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=sink,
