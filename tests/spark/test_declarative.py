@@ -29,6 +29,7 @@ def missing(module: str) -> bool:
         return True
 
 
+@pytest.mark.cluster
 @pytest.mark.timeout(300)  # processes of its own, each with a JVM: slow on a busy machine
 @pytest.mark.skipif(any(map(missing, NEEDED)), reason="needs pip install 'pyspark[pipelines]'")
 def test_the_example_reads_a_topic_into_a_table_and_writes_another_topic(tmp_path: Path) -> None:

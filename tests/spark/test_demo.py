@@ -21,6 +21,7 @@ LONGEST_SILENCE_S = 30
 STOPPING = "stopping, which may take a while; Ctrl-C again ends it at once\n"
 
 
+@pytest.mark.cluster
 @pytest.mark.timeout(TIMEOUT_S)
 def test_ctrl_c_ends_it_with_an_account_in_which_everything_agrees(tmp_path: Path) -> None:
     home = tmp_path / "demo"

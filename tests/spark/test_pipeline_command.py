@@ -400,6 +400,7 @@ def run_process(*words: str, **environment: str) -> subprocess.Popen[str]:
 SMALL = ["--conf", "spark.driver.memory=600m", "--conf", "spark.sql.shuffle.partitions=2"]
 
 
+@pytest.mark.cluster
 @pytest.mark.timeout(300)  # processes of its own, each with a JVM: slow on a busy machine
 def test_a_cluster_gets_the_code_by_itself_and_sigterm_stops_cleanly(topics: Topics, tmp_path: Path) -> None:
     """On a standalone master with two workers whose Python does not know millrace; then a clean stop."""
