@@ -65,11 +65,15 @@ def _codes(outcome: Any) -> set[int] | None:
     return set(error_codes(outcome)) if isinstance(outcome, Struct) else None
 
 
+_CODES: Final = frozenset({"error_code", "partition_error_code", "acknowledge_error_code"})
+"""How responses name them. A new topic's `topic_config_error_code` is none: the topic was made, and that is said."""
+
+
 def error_codes(response: Struct) -> Iterator[int]:
     """Every error code in a response, at any depth."""
     for field in type(response).declaration.fields:
         value = getattr(response, field.name)
-        if field.name == "error_code":
+        if field.name in _CODES:
             yield value
         elif isinstance(value, list) and value and isinstance(value[0], Struct):
             for item in value:

@@ -27,7 +27,9 @@ from millrace.wire.messages.configs import IncrementalAlterConfigsRequest
 from millrace.wire.messages.delegation_tokens import RenewDelegationTokenRequest
 from millrace.wire.messages.quotas import AlterClientQuotasRequest
 from millrace.wire.messages.scram import AlterUserScramCredentialsRequest
+from millrace.wire.messages.share_groups import ShareFetchResponse
 from millrace.wire.messages.topics import CreateTopicsRequest, CreateTopicsResponse, DeleteTopicsRequest
+from millrace.wire.messages.transactions import AddPartitionsToTxnResponse
 
 SECRET = "hunter2"
 _Topic = CreateTopicsRequest.CreatableTopic
@@ -111,6 +113,30 @@ def test_a_denial_is_told_where_the_answer_has_its_code() -> None:
     events = Log().tell(ApiKey.CREATE_TOPICS, refused, cluster, topic, changing=CREATE)
     assert [event["resources"] for event in events] == [[{"type": "TOPIC", "name": "t0"}]]
     assert Log().tell(ApiKey.CREATE_TOPICS, _created(ErrorCode.NONE), cluster) == [], "another right was enough"
+
+
+def test_a_denial_is_told_under_whatever_name_the_answer_has_its_code() -> None:
+    topic = _asked(Operation.WRITE, ResourceKind.TOPIC, "t0")
+    partition = AddPartitionsToTxnResponse.AddPartitionsToTxnPartitionResult(
+        partition_index=0, partition_error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    )
+    refused = AddPartitionsToTxnResponse.AddPartitionsToTxnTopicResult(name="t0", results_by_partition=[partition])
+    answer: Any = AddPartitionsToTxnResponse(results_by_topic_v3_and_below=[refused])
+    (event,) = Log().tell(ApiKey.ADD_PARTITIONS_TO_TXN, answer, topic)
+    assert (event["action"], event["resources"]) == ("Denied", [{"type": "TOPIC", "name": "t0"}])
+
+    read = _asked(Operation.READ, ResourceKind.TOPIC, "t0")
+    acknowledged = ShareFetchResponse.PartitionData(acknowledge_error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+    answer = ShareFetchResponse(responses=[ShareFetchResponse.ShareFetchableTopicResponse(partitions=[acknowledged])])
+    (event,) = Log().tell(ApiKey.SHARE_FETCH, answer, read)
+    assert event["action"] == "Denied"
+
+
+def test_settings_that_are_left_out_of_an_answer_are_no_denial() -> None:
+    made = _created(ErrorCode.NONE)
+    made.topics[0].topic_config_error_code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    hidden = _asked(Operation.DESCRIBE_CONFIGS, ResourceKind.TOPIC, "t0")
+    assert Log().tell(ApiKey.CREATE_TOPICS, made, hidden) == []
 
 
 def test_a_denial_is_told_where_the_answer_cannot_be_read() -> None:
