@@ -239,10 +239,10 @@ async def expire_delegation_token(
 def describe_delegation_token(
     context: RequestContext, request: DescribeDelegationTokenRequest
 ) -> DescribeDelegationTokenResponse:
-    """Tokens, with their HMACs: one's own, those that one may renew, and those that one may describe.
+    """Tokens, with their HMACs: one's own, those that one may renew or has asked for, and those that one may describe.
 
     Others need DESCRIBE on the token, or DESCRIBE_TOKENS on its owner. With owners named, only tokens that one of them
-    owns or may renew.
+    owns, may renew or has asked for.
 
     Versions: v3 has who asked for the token.
     """
@@ -260,8 +260,8 @@ def describe_delegation_token(
         tokens=[
             _described(context, token)
             for token in context.broker.image.tokens.values()
-            if (owners is None or any(map(token.is_of, owners)))
-            and (token.is_of(principal) or may_see(token.token_id) or may_see_of(token.owner))
+            if (owners is None or any(map(token.concerns, owners)))
+            and (token.concerns(principal) or may_see(token.token_id) or may_see_of(token.owner))
         ]
     )
 
