@@ -32,6 +32,7 @@ from millrace.errors import ApiError, ErrorCode, ProtocolError, StorageError, co
 from millrace.handlers import api_versions, auditing
 from millrace.handlers.context import RequestContext, Services
 from millrace.handlers.promise import Promise
+from millrace.security.acls import LOCAL_HOST
 from millrace.security.ocsf import Caller
 from millrace.security.principals import NoPrincipal, PrincipalMapper, session_of
 from millrace.security.sessions import ANONYMOUS, Session
@@ -202,7 +203,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
-        self._host, self._port = (str(peer[0]), int(peer[1])) if isinstance(peer, tuple) and peer else ("local", 0)
+        self._host, self._port = (str(peer[0]), int(peer[1])) if isinstance(peer, tuple) and peer else (LOCAL_HOST, 0)
         refusal = None if self._limits is None else self._limits.admit(self._host)
         if refusal:
             log.warning("connection from %s refused: %s", self._host, refusal)
