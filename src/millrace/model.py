@@ -66,10 +66,13 @@ def invalid_topic_name_reason(name: str) -> str | None:
 
 
 def new_topic_id() -> uuid.UUID:
-    """A random topic id that is none of the ids Kafka reserves (all zero, and one)."""
+    """A random id, of a topic or anything else, that is none of those Kafka reserves (all zero, and one).
+
+    As in Kafka its text does not begin with a dash: on a command line that would be an option.
+    """
     while True:
         candidate = uuid.uuid4()
-        if candidate.int > 1:
+        if candidate.int > 1 and not encode_uuid(candidate).startswith("-"):
             return candidate
 
 

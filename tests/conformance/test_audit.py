@@ -138,6 +138,22 @@ def test_changes_are_told_with_who_made_them(guarded: tuple[Cluster, Path]) -> N
     assert _of(events, "Produce") == []
 
 
+def test_a_topic_that_metadata_makes_is_told_of_with_who_asked(guarded: tuple[Cluster, Path]) -> None:
+    cluster, path = guarded
+    asked = MetadataRequest(topics=[MetadataRequest.MetadataRequestTopic(name=name) for name in ("new", "no good")])
+    with _logged_in(cluster, "root") as client:
+        for _ in range(2):
+            codes = {topic.name: topic.error_code for topic in client.call(asked, 12).topics}
+            assert codes == {"new": ErrorCode.NONE, "no good": ErrorCode.INVALID_TOPIC_EXCEPTION}
+        client.call(DeleteTopicsRequest(topics=[DeleteTopicsRequest.DeleteTopicState(name="new")]), 6)
+    events = _eventually(lambda: _from_file(path), lambda events: bool(_of(events, "DeleteTopics")))
+    (made,) = _of(events, "Metadata")
+    assert made["resources"] == [{"type": "TOPIC", "name": "new"}]
+    assert (made["activity_name"], made["status"]) == ("Create", "Success")
+    assert made["actor"]["user"]["name"] == "root"
+    assert made["actor"]["authorizations"][0]["policy"]["name"] == "a super user"
+
+
 # --- several brokers: the topic ---------------------------------------------------------------------------------------
 
 

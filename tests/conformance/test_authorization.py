@@ -235,6 +235,7 @@ def test_everything_allowed_is_told_as_such(broker: RuledBroker) -> None:
 
 
 def test_operations_are_told_by_the_rules(broker: RuledBroker) -> None:
+    broker.client.find_coordinator("g")
     broker.call(
         ApiKey.OFFSET_COMMIT,
         9,
@@ -287,6 +288,31 @@ def test_a_pattern_matches_what_its_member_may_describe(broker: RuledBroker) -> 
     assert joined.error_code == 0
     topics = broker.services.image.topics_by_id
     assert [topics[each.topic_id].name for each in joined.assignment.topic_partitions] == ["u"]
+
+
+def test_a_pattern_loses_what_its_member_may_no_longer_describe(
+    broker: RuledBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("millrace.groups.modern.step._JUDGE_INTERVAL_MS", 0)
+    topics = broker.services.image.topics_by_id
+    broker.client.find_coordinator("losing")
+    member: dict[str, Any] = {"group_id": "losing", "member_id": "m"}
+    broker.rules([acl(Operation.READ, GROUP), acl(Operation.DESCRIBE, TOPIC)])
+    joined = broker.call(
+        ApiKey.CONSUMER_GROUP_HEARTBEAT,
+        1,
+        member_epoch=0,
+        rebalance_timeout_ms=60_000,
+        subscribed_topic_regex="[tu]",
+        topic_partitions=[],
+        **member,
+    )
+    assert sorted(topics[each.topic_id].name for each in joined.assignment.topic_partitions) == ["t", "u"]
+    broker.rules([acl(Operation.READ, GROUP), acl(Operation.DESCRIBE, TOPIC, "u")])
+    told = broker.call(
+        ApiKey.CONSUMER_GROUP_HEARTBEAT, 1, member_epoch=joined.member_epoch, topic_partitions=None, **member
+    )
+    assert [topics[each.topic_id].name for each in told.assignment.topic_partitions] == ["u"]
 
 
 # --- several brokers --------------------------------------------------------------------------------------------------

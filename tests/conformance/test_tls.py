@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 
 from millrace.local.ports import free_ports
@@ -336,6 +337,29 @@ def test_a_setting_that_changes(changing: TlsBroker) -> None:
     until(lambda: now_shown(changing, context, ssl.TLSVersion.TLSv1_3) == "other")
     with changing.tls(port=changing.other_port) as client:
         assert shown_name(client) == "broker"
+
+
+def test_a_setting_that_cannot_be_used_is_refused(changing: TlsBroker) -> None:
+    pki = changing.pki
+    admin = AdminClient({"bootstrap.servers": changing.bootstrap})
+    rubbish = pki.home / "rubbish.pem"
+    rubbish.write_text("no certificate")
+    for name in ("ssl.keystore.location", "listener.name.ssl.ssl.keystore.location"):
+        for path in (pki.home / "missing.pem", rubbish):
+            entry = ConfigEntry(name, str(path), incremental_operation=AlterConfigOpType.SET)
+            resource = ConfigResource(ConfigResource.Type.BROKER, "1", incremental_configs=[entry])
+            for validate_only in (True, False):
+                (done,) = admin.incremental_alter_configs([resource], validate_only=validate_only).values()
+                with pytest.raises(KafkaException, match=path.name) as refused:
+                    done.result(PATIENT_S)
+                assert refused.value.args[0].code() == KafkaError.INVALID_REQUEST
+    context = pki.context(pki.client("alice"))
+    assert now_shown(changing, context, ssl.TLSVersion.TLSv1_3) == "broker"
+    # What has nothing to do with TLS is taken.
+    entry = ConfigEntry("log.cleaner.threads", "2", incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ConfigResource.Type.BROKER, "1", incremental_configs=[entry])
+    (done,) = admin.incremental_alter_configs([resource]).values()
+    done.result(PATIENT_S)
 
 
 # --- many -------------------------------------------------------------------------------------------------------------

@@ -18,7 +18,18 @@ from millrace.cluster.image import ClusterImage
 from millrace.cluster.planning import Plan
 from millrace.errors import ApiError, ErrorCode
 from millrace.metadata.deltas import AclsChanged
-from millrace.security.acls import CLUSTER_NAME, Acl, AclFilter, Operation, PatternKind, Permission, ResourceKind
+from millrace.security.acls import (
+    CLUSTER_NAME,
+    LOCAL_HOST,
+    WILDCARD,
+    Acl,
+    AclFilter,
+    Operation,
+    PatternKind,
+    Permission,
+    ResourceKind,
+    address_of,
+)
 
 MAX_ACLS_PER_REQUEST: Final = 10_000
 """How many one request may add or remove; Kafka's number, too."""
@@ -58,9 +69,15 @@ def _problem(acl: Acl) -> ApiError | None:
         f"a rule's permission is ALLOW or DENY, not {acl.permission.name}": acl.permission not in _PERMISSIONS,
         f"the principal {acl.principal[:100]!r} is not of the form Type:name": ":" not in acl.principal,
         "the host is empty; * stands for all": not acl.host,
+        f"the host {acl.host[:100]!r} is no address, and names of hosts are not looked up": not _is_place(acl.host),
         f"name, principal and host are longer than {MAX_TEXT} characters together": _length(acl) > MAX_TEXT,
     }
     return next((_invalid(text) for text, applies in wrong.items() if applies), None)
+
+
+def _is_place(host: str) -> bool:
+    """Whether somebody can come from there; `local` are those without an address."""
+    return host in (WILDCARD, LOCAL_HOST) or address_of(host) is not None
 
 
 def _length(acl: Acl) -> int:

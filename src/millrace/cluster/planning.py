@@ -486,12 +486,18 @@ def _plan_alteration(image: ClusterImage, alteration: ConfigAlteration, config: 
     if valueless:
         raise ApiError(ErrorCode.INVALID_REQUEST, f"{_short(valueless[0])}: a value is needed")
     before = image.config(resource_type, alteration.name)
-    after: dict[str, str] = {} if alteration.replace_all else dict(before)
-    for name, operation, value in alteration.operations:
-        _operate(scope, after, name, operation, value or "")
+    after = altered(before, alteration, scope)
     _check_altered(scope, after, alteration.name, config)
     values = tuple((name, after.get(name)) for name in sorted({*before, *after}) if before.get(name) != after.get(name))
     return ConfigChanged(resource_type, alteration.name, values) if values else None
+
+
+def altered(before: Mapping[str, str], alteration: ConfigAlteration, scope: Scope) -> dict[str, str]:
+    """The settings of a resource once the alteration is made; ApiError where it is none."""
+    after: dict[str, str] = {} if alteration.replace_all else dict(before)
+    for name, operation, value in alteration.operations:
+        _operate(scope, after, name, operation, value or "")
+    return after
 
 
 def _check_resource(image: ClusterImage, resource_type: ResourceType, name: str) -> None:

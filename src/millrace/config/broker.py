@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -200,6 +201,12 @@ class BrokerConfig:
         self._dynamic_default = _obeyable(cluster_default)
         self._dynamic = _obeyable(own)
         self._parsed = {}
+
+    def tried(self, own: Mapping[str, str]) -> BrokerConfig:
+        """A copy in which this broker's own dynamic settings are these: how it would be."""
+        copied = copy.copy(self)
+        copied.apply_dynamic(self._dynamic_default, own)
+        return copied
 
     def _lookup(self, name: str) -> Value:
         setting = BROKER_SETTINGS[name]

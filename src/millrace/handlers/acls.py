@@ -118,8 +118,9 @@ def _acls(request: CreateAclsRequest) -> list[Acl]:
 async def create_acls(context: RequestContext, request: CreateAclsRequest) -> CreateAclsResponse:
     """Add rules, each for itself; one that is there already is a success. They hold on this broker when it answers.
 
-    One request may add 10,000 rules, as in Kafka; there may be 50,000 in all. An empty host is INVALID_REQUEST and a
-    network (`10.0.0.0/8`, which Kafka takes from 4.4 on) UNSUPPORTED_VERSION: no rule is kept that could never match.
+    One request may add 10,000 rules, as in Kafka; there may be 50,000 in all. A host that is neither an address nor `*`
+    is INVALID_REQUEST, and a network (`10.0.0.0/8`, which Kafka takes from 4.4 on) UNSUPPORTED_VERSION: Kafka keeps
+    such rules, and they never match.
 
     Versions: v2 is flexible; v3 adds USER resources.
     """

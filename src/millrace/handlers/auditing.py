@@ -5,12 +5,13 @@ right before the last one. A denial is told only where the answer has the code f
 are no declared ones, ask for nothing that they do not need.
 
 Of a request that changes something, all that it names is told, but never a value: not of a setting, not of a quota, and
-nothing at all that proves who somebody is. What another broker carried out is told there.
+nothing at all that proves who somebody is. What another broker carried out is told there. Topics that Metadata makes
+are told of by the broker that was asked, which alone knows for whom.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from millrace.config import is_setting
@@ -19,8 +20,8 @@ from millrace.handlers.context import RequestContext
 from millrace.handlers.needs import CODES
 from millrace.metadata.deltas import ResourceType
 from millrace.security import ocsf
-from millrace.security.acls import Operation, PatternKind, Permission, ResourceKind
-from millrace.security.ocsf import Call, Caller, Resource
+from millrace.security.acls import CLUSTER_NAME, Operation, PatternKind, Permission, ResourceKind
+from millrace.security.ocsf import Call, Caller, Judgement, Resource
 from millrace.wire.keys import ApiKey
 from millrace.wire.schema import Struct
 
@@ -37,18 +38,39 @@ def tell(context: RequestContext, key: ApiKey, outcome: Any) -> None:
     A cancellation leaves open what was done: the client is gone, and what it asked for may have gone on without it.
     """
     notes, context.notes = context.notes, None  # once
-    if notes is None or not (notes.judgements or notes.changing):
+    if notes is None or not (notes.judgements or notes.changing or notes.created):
         return
     audit = context.broker.audit
     assert audit is not None
     codes = _codes(outcome)
     call = Call(_caller(context), key, context.version, context.header.correlation_id, context.header.client_id)
     audit.decided(call, [each for each in notes.judgements if each.allowed or not codes or CODES[each.kind] in codes])
+    if notes.created:
+        outcomes = set(notes.created.values())
+        errors = None if None in outcomes else sorted(code for code in outcomes if code is not None)
+        audit.changed(call, notes.created_by, [Resource(TOPIC, name) for name in notes.created], errors)
     request = notes.changing
     if request is None or notes.passed_on or getattr(request, "validate_only", False):
         return
     if codes is None or not codes or not codes <= _REFUSALS:
         audit.changed(call, notes.judgements, resources(key, request), codes and sorted(codes))
+
+
+def creates(context: RequestContext, operation: Operation, kind: ResourceKind, names: Collection[str]) -> None:
+    """Have noted, before it happens, that a request which is there for something else makes topics by this right."""
+    notes = context.notes
+    if notes is not None and notes.tells_changes:
+        by = names if kind is ResourceKind.TOPIC else (CLUSTER_NAME,)
+        notes.created_by += [Judgement(operation, kind, name, True) for name in by]
+        notes.created |= dict.fromkeys(names)
+
+
+def created(context: RequestContext, made: Collection[str], code: ErrorCode = ErrorCode.NONE) -> None:
+    """Take note of which of those were made, or with an error may have been; of the others nothing is told."""
+    notes = context.notes
+    if notes is not None:
+        known = {name: code if was is None else was for name, was in notes.created.items()}
+        notes.created = {name: known[name] for name, was in notes.created.items() if was is not None or name in made}
 
 
 def _caller(context: RequestContext) -> Caller:
@@ -65,11 +87,15 @@ def _codes(outcome: Any) -> set[int] | None:
     return set(error_codes(outcome)) if isinstance(outcome, Struct) else None
 
 
+_CODES: Final = frozenset({"error_code", "partition_error_code", "acknowledge_error_code"})
+"""How responses name them. A new topic's `topic_config_error_code` is none: the topic was made, and that is said."""
+
+
 def error_codes(response: Struct) -> Iterator[int]:
     """Every error code in a response, at any depth."""
     for field in type(response).declaration.fields:
         value = getattr(response, field.name)
-        if field.name == "error_code":
+        if field.name in _CODES:
             yield value
         elif isinstance(value, list) and value and isinstance(value[0], Struct):
             for item in value:

@@ -9,6 +9,7 @@ from uuid import UUID
 from millrace.cluster.image import BrokerImage, ClusterImage, TopicImage
 from millrace.cluster.planning import TopicOutcome
 from millrace.errors import ApiError, ErrorCode
+from millrace.handlers import auditing
 from millrace.handlers.context import RequestContext, anything
 from millrace.handlers.needs import CREATE_CLUSTER, CREATE_TOPIC, DESCRIBE_CLUSTER, DESCRIBE_TOPIC, judged
 from millrace.handlers.quotas import within_mutation_quota
@@ -43,7 +44,8 @@ async def metadata(context: RequestContext, request: MetadataRequest) -> Metadat
     """The brokers, the controller, and topics with their leaders, replicas and in-sync replicas.
 
     Unknown topics are created if `auto.create.topics.enable`, the request and the client's controller_mutation_rate
-    allow it; the answer then already has the new topic, where Kafka first answers LEADER_NOT_AVAILABLE.
+    allow it, by the broker that was asked; the answer then already has the new topic, where Kafka first answers
+    LEADER_NOT_AVAILABLE.
 
     Versions: all topics are an empty list in v0 and null later. Before v4 the request always allows creation. v8-10
     may ask for the operations allowed on the cluster. Topic ids are answered from v10 and accepted from v12. A leader
@@ -140,20 +142,28 @@ async def _topics_by_name(context: RequestContext, names: Sequence[str], *, may_
     missing = [name for name in names if name not in broker.image.topics]
     errors: dict[str, ErrorCode] = {}
     if missing and may_create and broker.config.get_bool("auto.create.topics.enable"):
-        may_create_topic = anything if context.may(*CREATE_CLUSTER) else context.rights(*CREATE_TOPIC)
+        right = CREATE_CLUSTER if context.may(*CREATE_CLUSTER) else CREATE_TOPIC
+        may_create_topic = anything if right is CREATE_CLUSTER else context.rights(*CREATE_TOPIC)
         errors = {name: ErrorCode.TOPIC_AUTHORIZATION_FAILED for name in missing if not may_create_topic(name)}
+
+        async def create(wanted: list[str]) -> list[TopicOutcome]:
+            auditing.creates(context, *right, wanted)
+            return await broker.controller.ensure_topics(wanted)
+
         try:
             outcomes, _ = await within_mutation_quota(
                 context,
                 [name for name in missing if name not in errors],
                 partitions=lambda _name: broker.config.get_int("num.partitions"),
                 refused=lambda name, _error: TopicOutcome(name, ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)),
-                change=broker.controller.ensure_topics,
+                change=create,
                 strict=True,
             )
+            auditing.created(context, [outcome.name or "" for outcome in outcomes if outcome.error is None])
             errors |= {outcome.name or "": outcome.error.code for outcome in outcomes if outcome.error is not None}
-        except ApiError:
-            pass  # nothing was created; the client hears that the topics are unknown and asks again
+        except ApiError as error:
+            # As far as is known nothing was created; the client hears that the topics are unknown and asks again.
+            auditing.created(context, missing, error.code)
     image = broker.image
     answers = []
     for name in names:

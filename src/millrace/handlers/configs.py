@@ -6,24 +6,26 @@ loggers are Python's loggers: their levels are not metadata, so they are read an
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
 from millrace.cluster.image import ClusterImage
-from millrace.cluster.planning import AlterOp, ConfigAlteration
+from millrace.cluster.planning import AlterOp, ConfigAlteration, altered
 from millrace.config import (
     ConfigEntry,
     ConfigSource,
     Kind,
     Listener,
+    Scope,
     describe_broker,
     describe_broker_defaults,
     describe_client_metrics,
     describe_group,
     describe_topic,
 )
-from millrace.errors import ApiError, ErrorCode
+from millrace.errors import ApiError, ConfigError, ErrorCode
 from millrace.handlers.context import RequestContext
 from millrace.handlers.forwarding import done_for_allowed, on_controller
 from millrace.handlers.needs import (
@@ -40,6 +42,7 @@ from millrace.handlers.registry import api
 from millrace.metadata.deltas import ResourceType
 from millrace.model import invalid_topic_name_reason
 from millrace.security.acls import Operation, ResourceKind
+from millrace.security.tls import check_tls
 from millrace.wire.keys import ApiKey
 from millrace.wire.messages.configs import (
     AlterConfigsRequest,
@@ -61,6 +64,9 @@ _LEVELS: Final = {
     "ERROR": logging.ERROR,
     "FATAL": logging.CRITICAL,
 }
+
+_TLS: Final = "ssl."
+"""In the name of every setting of TLS, also of one listener."""
 
 T = TypeVar("T")
 
@@ -124,6 +130,30 @@ def _judge_change(context: RequestContext, resource_type: int, name: str) -> Api
     except ApiError as refusal:
         return refusal
     return None
+
+
+async def _unusable(
+    context: RequestContext, alterations: Sequence[ConfigAlteration]
+) -> dict[tuple[int, str], ApiError]:
+    """What this broker has against its own new settings, after a look at the files that they name.
+
+    Only the broker itself can see those. Asked for another one, it takes them as they are, and that one goes on with
+    what it has where they cannot be used.
+    """
+    own = (ResourceType.BROKER, str(context.broker.broker_id))
+    wanted = [each for each in alterations if (each.resource_type, each.name) == own]
+    if len(wanted) != 1 or not any(_TLS in name for name, _, _ in wanted[0].operations):
+        return {}
+    if _judge_change(context, *own) is not None:
+        return {}
+    try:
+        after = altered(context.broker.image.config(*own), wanted[0], Scope.BROKER)
+        await asyncio.to_thread(check_tls, context.broker.config.tried(after))
+    except ApiError:
+        return {}  # no alteration at all, as the controller will say
+    except ConfigError as error:
+        return {own: ApiError(ErrorCode.INVALID_REQUEST, str(error))}
+    return {}
 
 
 def _entry(
@@ -221,6 +251,8 @@ async def alter_configs(context: RequestContext, request: AlterConfigsRequest) -
     """
     context.rights(*ALTER_CLUSTER_CONFIGS)
 
+    unusable = await _unusable(context, _replacements(request))
+
     async def replace_all(resources: list[AlterConfigsRequest.AlterConfigsResource]) -> list[_Result]:
         request.resources = resources
         return (await _replace_settings(context, request)).responses
@@ -228,7 +260,10 @@ async def alter_configs(context: RequestContext, request: AlterConfigsRequest) -
     return AlterConfigsResponse(
         responses=await done_for_allowed(
             request.resources,
-            lambda each: _judge_change(context, each.resource_type, each.resource_name),
+            lambda each: (
+                _judge_change(context, each.resource_type, each.resource_name)
+                or unusable.get((each.resource_type, each.resource_name))
+            ),
             lambda each, refusal: _refused(_Result, each, refusal),
             replace_all,
         )
@@ -261,13 +296,16 @@ async def incremental_alter_configs(
     Append and subtract work on lists, starting from the default where nothing is set. A resource fails as a whole or
     not at all; `validate_only` changes nothing. Settings of topics, groups, client-metrics subscriptions, one broker
     or all of them ('') are metadata, and any broker takes them; the levels of broker loggers hold until the broker
-    stops, and only it can be asked to change them. Every broker setting of Kafka 4.3 is known by its name, with
-    Kafka's type and whether it may change; those without effect are kept and shown, and say so.
+    stops, and only it can be asked to change them. Settings of TLS that the broker which is asked could not use are
+    INVALID_REQUEST, as in Kafka; those of another broker it cannot see. Every broker setting of Kafka 4.3 is known by
+    its name, with Kafka's type and whether it may change; those without effect are kept and shown, and say so.
 
     Not done: alter.config.policy.class.name, names that Kafka does not know (it takes them for brokers, whose plug-ins
     may read them; here they are refused), settings of one listener (listener.name.*).
     """
     context.rights(*ALTER_CLUSTER_CONFIGS)
+
+    unusable = await _unusable(context, _alterations(request.resources))
 
     async def alter(resources: list[_Change]) -> list[_IncrementalResult]:
         request.resources = resources
@@ -276,7 +314,10 @@ async def incremental_alter_configs(
     return IncrementalAlterConfigsResponse(
         responses=await done_for_allowed(
             request.resources,
-            lambda each: _judge_change(context, each.resource_type, each.resource_name),
+            lambda each: (
+                _judge_change(context, each.resource_type, each.resource_name)
+                or unusable.get((each.resource_type, each.resource_name))
+            ),
             lambda each, refusal: _refused(_IncrementalResult, each, refusal),
             alter,
         )

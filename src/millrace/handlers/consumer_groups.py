@@ -49,7 +49,8 @@ async def consumer_group_heartbeat(
 
     Versions: v1 lets members choose their ids and subscribe to a regular expression, which RE2 matches against whole
     names; at most 1,024 characters, and 100 of them in a group (INVALID_REGULAR_EXPRESSION). A topic is matched only
-    for who may describe it: for the member whose heartbeat finds it, as in Kafka.
+    for who may describe it: for the member whose heartbeat finds it, as in Kafka. After a change of the rules it is
+    matched anew in a heartbeat of a member that subscribes to it, at most every ten seconds.
     """
     try:
         context.demand(*READ_GROUP, request.group_id)
@@ -75,6 +76,7 @@ async def consumer_group_heartbeat(
                 # Kafka shows addresses the way Java prints them, with a slash in front.
                 client_host=f"/{context.client_host}",
                 needs_member_id=context.version >= 1,
+                rules=context.broker.image.acls,
                 may_know=context.rights(*DESCRIBE_TOPIC),
             ),
         )

@@ -14,7 +14,7 @@ from millrace.cluster.image import ClusterImage
 from millrace.cluster.tokens import Lifetimes, not_found, plan_create_token, plan_expire_token, plan_renew_token
 from millrace.errors import ApiError, ErrorCode
 from millrace.handlers.context import RequestContext
-from millrace.handlers.forwarding import on_controller
+from millrace.handlers.forwarding import on_controller, settle
 from millrace.handlers.needs import CREATE_USER_TOKENS, DESCRIBE_TOKEN, DESCRIBE_USER_TOKENS, NOTHING, judged
 from millrace.handlers.registry import api
 from millrace.security.sessions import ANONYMOUS_PRINCIPAL
@@ -204,8 +204,7 @@ def _expires_if_later(
     return None if request.expiry_time_period_ms < 0 else _expires_then(request, response)
 
 
-@api(ApiKey.EXPIRE_DELEGATION_TOKEN, ExpireDelegationTokenRequest, "1-2", needs=NOTHING)
-@on_controller(_refuse_expiry, settled=_expires_if_later)
+@api(ApiKey.EXPIRE_DELEGATION_TOKEN, ExpireDelegationTokenRequest, "1-2", needs=NOTHING, forwardable=True)
 async def expire_delegation_token(
     context: RequestContext, request: ExpireDelegationTokenRequest
 ) -> ExpireDelegationTokenResponse:
@@ -213,6 +212,16 @@ async def expire_delegation_token(
 
     For its owner and its renewers, as with a renewal. Connections that came by it last until it would have expired.
     """
+    response = await _expire(context, request)
+    if response.error_code == ErrorCode.NONE and request.expiry_time_period_ms < 0:
+        token = context.broker.tokens.find(bytes(request.hmac))
+        if token is not None:  # this broker has not heard yet that nobody may log in with it
+            await settle(context, lambda image: token.token_id not in image.tokens)
+    return response
+
+
+@on_controller(_refuse_expiry, settled=_expires_if_later)
+async def _expire(context: RequestContext, request: ExpireDelegationTokenRequest) -> ExpireDelegationTokenResponse:
     token = _named_token(context, request.hmac)
     broker = context.broker
     expires_ms = await broker.controller.change(
@@ -239,10 +248,10 @@ async def expire_delegation_token(
 def describe_delegation_token(
     context: RequestContext, request: DescribeDelegationTokenRequest
 ) -> DescribeDelegationTokenResponse:
-    """Tokens, with their HMACs: one's own, those that one may renew, and those that one may describe.
+    """Tokens, with their HMACs: one's own, those that one may renew or has asked for, and those that one may describe.
 
     Others need DESCRIBE on the token, or DESCRIBE_TOKENS on its owner. With owners named, only tokens that one of them
-    owns or may renew.
+    owns, may renew or has asked for.
 
     Versions: v3 has who asked for the token.
     """
@@ -260,8 +269,8 @@ def describe_delegation_token(
         tokens=[
             _described(context, token)
             for token in context.broker.image.tokens.values()
-            if (owners is None or any(map(token.is_of, owners)))
-            and (token.is_of(principal) or may_see(token.token_id) or may_see_of(token.owner))
+            if (owners is None or any(map(token.concerns, owners)))
+            and (token.concerns(principal) or may_see(token.token_id) or may_see_of(token.owner))
         ]
     )
 

@@ -18,6 +18,7 @@ from millrace.handlers import auditing, registry
 from millrace.handlers.context import RequestContext
 from millrace.handlers.needs import OF_BROKERS
 from millrace.handlers.registry import Api, api
+from millrace.security.acls import LOCAL_HOST
 from millrace.security.sessions import Session
 from millrace.wire.codec import decode, encode
 from millrace.wire.frame import RequestHeader, decode_response, encode_request, read_request_header
@@ -27,8 +28,6 @@ from millrace.wire.messages.brokers import DefaultPrincipalData, EnvelopeRequest
 from millrace.wire.schema import Request
 
 VERSION: Final = 0
-LOCAL: Final = "local"
-"""Where somebody is that has no address."""
 _SIZE_BYTES: Final = 4
 _PRINCIPAL_VERSION: Final = struct.Struct(">h")
 
@@ -141,6 +140,6 @@ def _address(host: str) -> bytes:
 
 def _host(address: bytes) -> str:
     try:
-        return str(ipaddress.ip_address(address)) if address else LOCAL
+        return str(ipaddress.ip_address(address)) if address else LOCAL_HOST
     except ValueError as error:
         raise ApiError(ErrorCode.INVALID_REQUEST, "an Envelope with no address") from error

@@ -74,7 +74,7 @@ def on_controller(
                         return refuse(context, request, _told(error))
                 else:
                     if not _is_refused(response):
-                        await _settle(context, settled(request, response) if settled else None)
+                        await settle(context, settled(request, response) if settled else None)
                         return response
                     if _may_not_try_again(context, deadline):
                         return response
@@ -148,7 +148,7 @@ def _told(error: ApiError) -> ApiError:
     return error
 
 
-async def _settle(context: RequestContext, condition: Callable[[ClusterImage], bool] | None) -> None:
+async def settle(context: RequestContext, condition: Callable[[ClusterImage], bool] | None) -> None:
     """Wait, a moment at most, until this broker's image shows what was answered: it is done in any case."""
     if condition is not None:
         with contextlib.suppress(ApiError):

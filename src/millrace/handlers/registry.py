@@ -28,6 +28,8 @@ Refuse = Callable[[RequestContext, Any, ApiError], Any]
 """The answer to a request that is refused as a whole."""
 REFUSE: Final = "refuse"
 """The attribute by which a handler that runs on the controller brings its `Refuse` along."""
+THROTTLE: Final = "throttle_time_ms"
+"""The field of a response that says how long its client is not heard."""
 Decoder = Callable[[int, memoryview, int], Any]
 Encoder = Callable[[int, int, Any], Buffers]
 
@@ -90,15 +92,24 @@ class Api:
         return (self.handler.__doc__ or "").strip()
 
     def refused(self, context: RequestContext, request: Any) -> Buffers | None:
-        """The answer to somebody who may not ask this at all; None for anybody else."""
+        """The answer to somebody who may not ask this at all; None for anybody else.
+
+        It counts for the caller's quotas like any other: how long it has to be quiet then the meter knows, too.
+        """
         refusal = context.whole_refusal()
         if refusal is None:
             return None
         auditing.tell(context, self.key, refusal)
         header = context.header
-        if self.refuse is not None:
-            return self.encode(header.correlation_id, header.api_version, self.refuse(context, request, refusal))
-        answer = self.encode_error(header.correlation_id, header.api_version, refusal.code, refusal.message)
+        response = None if self.refuse is None else self.refuse(context, request, refusal)
+        throttle_ms = 0 if context.meter is None else context.meter.settle()
+        if response is not None:
+            if throttle_ms and hasattr(response, THROTTLE):
+                setattr(response, THROTTLE, throttle_ms)
+            return self.encode(header.correlation_id, header.api_version, response)
+        answer = self.encode_error(
+            header.correlation_id, header.api_version, refusal.code, refusal.message, throttle_ms=throttle_ms
+        )
         if answer is None:
             raise RuntimeError(f"{self.key.name} v{header.api_version} has no place for a refusal, and no `refuse`")
         return answer
@@ -111,7 +122,9 @@ class Api:
             return ()
         return self.encode(context.header.correlation_id, context.header.api_version, response)
 
-    def encode_error(self, correlation_id: int, version: int, code: ErrorCode, message: str) -> Buffers | None:
+    def encode_error(
+        self, correlation_id: int, version: int, code: ErrorCode, message: str, *, throttle_ms: int = 0
+    ) -> Buffers | None:
         """A response that is nothing but an error, or None where this version has no place for one."""
         cls = response_class(self.key)
         carried = {field.name for field in cls.declaration.fields if field.versions.include(version)}
@@ -121,6 +134,8 @@ class Api:
         response.error_code = int(code)
         if "error_message" in carried:
             response.error_message = message
+        if THROTTLE in carried:
+            setattr(response, THROTTLE, throttle_ms)
         return _encode_declared(correlation_id, version, response)
 
 

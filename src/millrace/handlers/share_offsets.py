@@ -7,7 +7,7 @@ Nothing is decided here: which share-partitions a group has is in `groups.share.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Final
 from uuid import UUID
 
@@ -63,9 +63,18 @@ async def describe_share_group_offsets(
     Versions: v1 adds how many records are left (KIP-1226), -1 where that is not known.
     """
     context.rights(*DESCRIBE_GROUP)
+    # The same question over and over is answered once: a few bytes may stand for every partition of a group.
+    distinct = {_question(group): group for group in request.groups}
     return DescribeShareGroupOffsetsResponse(
-        groups=list(await asyncio.gather(*(_describe_group(context, group) for group in request.groups)))
+        groups=list(await asyncio.gather(*(_describe_group(context, group) for group in distinct.values())))
     )
+
+
+def _question(group: DescribeShareGroupOffsetsRequest.DescribeShareGroupOffsetsRequestGroup) -> Hashable:
+    """A key that two groups of a request share only when they ask for the same."""
+    if group.topics is None:
+        return group.group_id
+    return group.group_id, tuple((topic.topic_name, tuple(topic.partitions)) for topic in group.topics)
 
 
 async def _describe_group(

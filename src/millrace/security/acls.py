@@ -4,7 +4,8 @@ Kafka's rules. A super user may do everything. Otherwise a rule that matches and
 one that allows; then nobody may, unless rules are only asked for where there are some (`allow.everyone.if.no.acl.found`
 and no rule names the resource). A rule matches a resource by its name, by `*`, or by a prefix; a principal by its name
 or by `User:*`; a host by its address or by `*`; an operation by its name or by ALL. Only what allows implies more:
-READ, WRITE, DELETE and ALTER imply DESCRIBE, ALTER_CONFIGS implies DESCRIBE_CONFIGS.
+READ, WRITE, DELETE and ALTER imply DESCRIBE, ALTER_CONFIGS implies DESCRIBE_CONFIGS. Not Kafka's: an IPv6 address is
+the same however it is written. Java writes those of clients out in full, and so do rules that were made for it.
 
 A table never changes; its edited copies share what did not change. Not here: whom a request comes from, and what a
 denial is answered with (`handlers.needs`).
@@ -12,9 +13,11 @@ denial is answered with (`handlers.needs`).
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache
 from typing import Final, TypeVar
 
 
@@ -88,6 +91,8 @@ def known(kind: type[E], number: int) -> E:
 
 WILDCARD: Final = "*"
 EVERYBODY: Final = "User:*"
+LOCAL_HOST: Final = "local"
+"""Where somebody is that has no address."""
 CLUSTER_NAME: Final = "kafka-cluster"
 """The name of the only resource of kind CLUSTER."""
 
@@ -303,6 +308,20 @@ def _edited_kind(rules: _OfKind, added: Iterable[Acl], removed: Iterable[Acl]) -
     return _OfKind(literal, prefixed, tuple(sorted({len(name) for name in prefixed})))
 
 
+def _is_from(place: str, host: str) -> bool:
+    """Whether a rule's host means the address that somebody comes from."""
+    return place in (host, WILDCARD) or (":" in place and ":" in host and address_of(place) == address_of(host))
+
+
+@lru_cache(maxsize=1024)
+def address_of(text: str) -> str | None:
+    """The shortest form of an address, by which two are the same; None for what is none."""
+    try:
+        return str(ipaddress.ip_address(text))
+    except ValueError:
+        return None
+
+
 def decide(
     table: AclTable,
     principal: str,
@@ -322,7 +341,7 @@ def decide(
     is_named = False
     for acl in table.about(kind, name):
         is_named = True
-        if acl.principal not in (principal, EVERYBODY) or acl.host not in (host, WILDCARD):
+        if acl.principal not in (principal, EVERYBODY) or not _is_from(acl.host, host):
             continue
         if acl.permission is Permission.DENY:
             if acl.operation in (operation, Operation.ALL):
@@ -353,7 +372,7 @@ def decide_for_any(
     denied_names: set[str] = set()
     denied_prefixes: list[Acl] = []
     for acl in table.of_kind(kind):
-        if acl.principal not in (principal, EVERYBODY) or acl.host not in (host, WILDCARD):
+        if acl.principal not in (principal, EVERYBODY) or not _is_from(acl.host, host):
             continue
         if acl.operation not in (operation, Operation.ALL):
             if acl.permission is Permission.ALLOW and acl.operation in _IMPLIED_BY.get(operation, _NOTHING):
@@ -375,7 +394,7 @@ def decide_for_any(
             continue
         if not any(acl.name.startswith(denied.name) for denied in denied_prefixes):
             return Decision(True, acl)
-    if allow_if_no_acl and not allowing:
+    if allow_if_no_acl:
         return Decision(True, reason="a resource that no rule names, and allow.everyone.if.no.acl.found is on")
     return Decision(False, reason="no rule allows it")
 

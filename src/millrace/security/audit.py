@@ -69,6 +69,12 @@ class Notes:
     passed_on: bool = False
     """Whether another broker carries it out, and tells of that."""
     judgements: list[Judgement] = field(default_factory=list)
+    tells_changes: bool = False
+    """Whether what is changed is told of at all."""
+    created: dict[str, int | None] = field(default_factory=dict)
+    """Topics that the request, which is there for something else, has made: with error codes, None while not known."""
+    created_by: list[Judgement] = field(default_factory=list)
+    """The rights by which."""
 
     def note(self, operation: Operation, kind: ResourceKind, name: str, *, allowed: bool) -> None:
         if self.wants_allowed or not allowed:
@@ -209,8 +215,9 @@ class Audit:
 
     def notes(self, key: ApiKey, request: Any) -> Notes:
         """What a request that begins is noted in."""
-        changes = self._allowed is not Allowed.NONE and key in ocsf.CHANGES
-        return Notes(changes or self._allowed is Allowed.ALL, request if changes else None)
+        tells_changes = self._allowed is not Allowed.NONE
+        changes = tells_changes and key in ocsf.CHANGES
+        return Notes(changes or self._allowed is Allowed.ALL, request if changes else None, tells_changes=tells_changes)
 
     def decided(self, call: Call, judgements: Iterable[Judgement]) -> None:
         """What was denied, and what was allowed where that is wanted and changes nothing."""

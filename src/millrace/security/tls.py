@@ -229,6 +229,18 @@ class ClientTls:
         return bool(self._config.listener_value(self.listener, "ssl.endpoint.identification.algorithm"))
 
 
+def check_tls(config: BrokerConfig) -> None:
+    """ConfigError where some listener could not be served, or other brokers not be called, with these settings. Blocks.
+
+    What is in their files may change at any time; so this says whether they could be used now.
+    """
+    for listener in config.listeners:
+        if listener.uses_tls:
+            _load(TlsSettings.of(config, listener.name))
+            if listener.name == config.inter_broker_listener:
+                ClientTls(listener.name, config).check()
+
+
 @dataclass(frozen=True, slots=True)
 class _Seen:
     settings: TlsSettings

@@ -49,6 +49,10 @@ class DelegationToken:
         """Whether it is the principal's own, or one that it may renew."""
         return principal == self.owner or principal in self.renewers
 
+    def concerns(self, principal: str) -> bool:
+        """Whether the principal may see it: its own, one that it may renew, or one that it asked for (KIP-373)."""
+        return self.is_of(principal) or principal == self.requester
+
 
 Tokens = Mapping[str, DelegationToken]
 

@@ -32,6 +32,7 @@ from millrace.errors import ApiError, ErrorCode, ProtocolError, StorageError, co
 from millrace.handlers import api_versions, auditing
 from millrace.handlers.context import RequestContext, Services
 from millrace.handlers.promise import Promise
+from millrace.security.acls import LOCAL_HOST
 from millrace.security.ocsf import Caller
 from millrace.security.principals import NoPrincipal, PrincipalMapper, session_of
 from millrace.security.sessions import ANONYMOUS, Session
@@ -202,7 +203,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
-        self._host, self._port = (str(peer[0]), int(peer[1])) if isinstance(peer, tuple) and peer else ("local", 0)
+        self._host, self._port = (str(peer[0]), int(peer[1])) if isinstance(peer, tuple) and peer else (LOCAL_HOST, 0)
         refusal = None if self._limits is None else self._limits.admit(self._host)
         if refusal:
             log.warning("connection from %s refused: %s", self._host, refusal)
@@ -361,10 +362,13 @@ class Connection(asyncio.BufferedProtocol):
                 self._be_quiet(meter.throttle_ms / 1000)
         return meter
 
-    def _settle_failure(self, context: RequestContext) -> None:
-        """Who is refused has taken time as well; how long it has to be quiet is not said in such an answer."""
-        if context.meter is not None:
-            self._be_quiet(context.meter.settle() / 1000)
+    def _settle_failure(self, context: RequestContext) -> int:
+        """Whose request fails has taken time as well; for how many milliseconds it has to be quiet."""
+        if context.meter is None:
+            return 0
+        throttle_ms = context.meter.settle()
+        self._be_quiet(throttle_ms / 1000)
+        return throttle_ms
 
     def _settle_quota(self, meter: Meter, response: Any) -> Any:
         """Count what an answer has cost, and have the connection be quiet if that was too much."""
@@ -440,7 +444,8 @@ class Connection(asyncio.BufferedProtocol):
             auditing.begin(context, api.key, request)
         try:
             if api.needs.whole is not None and (refusal := api.refused(context, request)) is not None:
-                self._settle_failure(context)
+                if context.meter is not None:
+                    self._be_quiet(context.meter.throttle_ms / 1000)
                 self._answer_now(refusal, size_bytes)
                 return
             result = api.handler(context, request)
@@ -518,7 +523,7 @@ class Connection(asyncio.BufferedProtocol):
     def _failure(self, api: Api, context: RequestContext, error: Exception) -> Buffers:
         """The answer to a request whose handler raised, or ProtocolError where the API has no place for one."""
         header = context.header
-        self._settle_failure(context)
+        throttle_ms = self._settle_failure(context)
         if isinstance(error, ProtocolError):
             raise error
         if isinstance(error, ApiError | StorageError):
@@ -526,7 +531,7 @@ class Connection(asyncio.BufferedProtocol):
         else:
             log.error("%s v%d failed", api.key.name, header.api_version, exc_info=error)
             code, message = ErrorCode.UNKNOWN_SERVER_ERROR, "the broker failed to handle the request; see its log"
-        buffers = api.encode_error(header.correlation_id, header.api_version, code, message)
+        buffers = api.encode_error(header.correlation_id, header.api_version, code, message, throttle_ms=throttle_ms)
         if buffers is None:
             raise ProtocolError(f"{api.key.name} failed and its response has no place for {code.name}")
         return buffers

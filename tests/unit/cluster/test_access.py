@@ -33,6 +33,9 @@ def with_rules(*acls: Acl) -> ClusterImage:
         replace(GOOD, principal="User:*"),
         replace(GOOD, principal="Group:"),
         replace(GOOD, host="fe80::1"),
+        replace(GOOD, host="FE80:0:0:0:0:0:0:1"),
+        replace(GOOD, host="10.0.0.1"),
+        replace(GOOD, host="local"),
         replace(GOOD, operation=Operation.CLUSTER_ACTION),  # never asked of a topic, and Kafka takes it all the same
         replace(GOOD, resource=ResourceKind.CLUSTER, name="kafka-cluster", operation=Operation.ALL),
         replace(GOOD, resource=ResourceKind.USER, name="User:bob", operation=Operation.CREATE_TOKENS),
@@ -49,6 +52,8 @@ def test_rules_that_may_be_made(acl: Acl) -> None:
     ("acl", "told"),
     [
         (replace(GOOD, name=""), "no name"),
+        (replace(GOOD, host="app.example"), "app.example"),
+        (replace(GOOD, host="10.0.0.300"), "10.0.0.300"),
         (replace(GOOD, resource=ResourceKind.CLUSTER), "kafka-cluster"),
         (replace(GOOD, resource=ResourceKind.ANY), "ANY"),
         (replace(GOOD, resource=ResourceKind.UNKNOWN), "UNKNOWN"),
@@ -138,7 +143,7 @@ def test_a_rule_that_two_filters_match_is_told_twice_and_removed_once() -> None:
 
 names = st.sampled_from(["a", "ab", "abc", "b", "*"])
 principals = st.sampled_from(["User:a", "User:b", "User:*"])
-hosts = st.sampled_from(["*", "h"])
+hosts = st.sampled_from(["*", "10.0.0.1"])
 kinds = st.sampled_from([ResourceKind.TOPIC, ResourceKind.GROUP, ResourceKind.USER])
 rules = st.builds(
     Acl,

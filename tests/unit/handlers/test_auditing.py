@@ -23,11 +23,14 @@ from millrace.wire.frame import RequestHeader
 from millrace.wire.keys import ApiKey
 from millrace.wire.messages import request_class
 from millrace.wire.messages.acls import CreateAclsRequest, DeleteAclsRequest
+from millrace.wire.messages.cluster import MetadataResponse
 from millrace.wire.messages.configs import IncrementalAlterConfigsRequest
 from millrace.wire.messages.delegation_tokens import RenewDelegationTokenRequest
 from millrace.wire.messages.quotas import AlterClientQuotasRequest
 from millrace.wire.messages.scram import AlterUserScramCredentialsRequest
+from millrace.wire.messages.share_groups import ShareFetchResponse
 from millrace.wire.messages.topics import CreateTopicsRequest, CreateTopicsResponse, DeleteTopicsRequest
+from millrace.wire.messages.transactions import AddPartitionsToTxnResponse
 
 SECRET = "hunter2"
 _Topic = CreateTopicsRequest.CreatableTopic
@@ -104,6 +107,65 @@ def test_a_client_that_left_does_not_hide_what_it_asked_for() -> None:
     assert (event["status"], event["status_detail"]) == ("Unknown", "the client left before the answer")
 
 
+def _metadata(notes: Notes) -> tuple[Log, RequestContext]:
+    log = Log()
+    asked = RequestContext(
+        cast("Services", SimpleNamespace(audit=log.audit)),
+        RequestHeader(ApiKey.METADATA, 12, 9, "app"),
+        12,
+        "10.0.0.1",
+        "SASL_SSL",
+        session=Session("User:alice", "PLAIN"),
+        notes=notes,
+    )
+    return log, asked
+
+
+def _lines(log: Log) -> list[dict[str, Any]]:
+    return [json.loads(line.data) for line in log.outbox.take(100, 10**6)]
+
+
+def test_topics_that_are_made_in_passing_are_told_of() -> None:
+    log, asked = _metadata(Notes(wants_allowed=False, tells_changes=True))
+    auditing.creates(asked, Operation.CREATE, ResourceKind.TOPIC, ["a", "b"])
+    auditing.created(asked, ["a"])
+    auditing.creates(asked, Operation.CREATE, ResourceKind.CLUSTER, ["c"])
+    auditing.created(asked, ["c"])
+    auditing.tell(asked, ApiKey.METADATA, MetadataResponse())
+    (event,) = _lines(log)
+    assert [each["name"] for each in event["resources"]] == ["a", "c"]
+    assert (event["activity_name"], event["status"], event["api"]["operation"]) == ("Create", "Success", "Metadata")
+    assert event["actor"]["user"]["name"] == "alice"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "expected"),
+    [
+        (asyncio.CancelledError(), ("Unknown", "the client left before the answer")),
+        (ErrorCode.REQUEST_TIMED_OUT, ("Failure", "REQUEST_TIMED_OUT")),
+    ],
+    ids=["gone", "failed"],
+)
+def test_what_may_have_been_made_is_told_of(outcome: Any, expected: tuple[str, str]) -> None:
+    log, asked = _metadata(Notes(wants_allowed=False, tells_changes=True))
+    auditing.creates(asked, Operation.CREATE, ResourceKind.TOPIC, ["a"])
+    if isinstance(outcome, ErrorCode):
+        auditing.created(asked, ["a"], outcome)
+        outcome = MetadataResponse()
+    auditing.tell(asked, ApiKey.METADATA, outcome)
+    (event,) = _lines(log)
+    assert (event["status"], event["status_detail"]) == expected
+
+
+def test_nothing_is_told_of_what_was_not_made_or_is_not_wanted() -> None:
+    for tells_changes, made in ((True, []), (False, ["a"])):
+        log, asked = _metadata(Notes(wants_allowed=False, tells_changes=tells_changes))
+        auditing.creates(asked, Operation.CREATE, ResourceKind.TOPIC, ["a"])
+        auditing.created(asked, made)
+        auditing.tell(asked, ApiKey.METADATA, MetadataResponse())
+        assert _lines(log) == []
+
+
 def test_a_denial_is_told_where_the_answer_has_its_code() -> None:
     cluster = _asked(Operation.CREATE, ResourceKind.CLUSTER, "kafka-cluster")
     topic = _asked(Operation.CREATE, ResourceKind.TOPIC, "t0")
@@ -111,6 +173,30 @@ def test_a_denial_is_told_where_the_answer_has_its_code() -> None:
     events = Log().tell(ApiKey.CREATE_TOPICS, refused, cluster, topic, changing=CREATE)
     assert [event["resources"] for event in events] == [[{"type": "TOPIC", "name": "t0"}]]
     assert Log().tell(ApiKey.CREATE_TOPICS, _created(ErrorCode.NONE), cluster) == [], "another right was enough"
+
+
+def test_a_denial_is_told_under_whatever_name_the_answer_has_its_code() -> None:
+    topic = _asked(Operation.WRITE, ResourceKind.TOPIC, "t0")
+    partition = AddPartitionsToTxnResponse.AddPartitionsToTxnPartitionResult(
+        partition_index=0, partition_error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    )
+    refused = AddPartitionsToTxnResponse.AddPartitionsToTxnTopicResult(name="t0", results_by_partition=[partition])
+    answer: Any = AddPartitionsToTxnResponse(results_by_topic_v3_and_below=[refused])
+    (event,) = Log().tell(ApiKey.ADD_PARTITIONS_TO_TXN, answer, topic)
+    assert (event["action"], event["resources"]) == ("Denied", [{"type": "TOPIC", "name": "t0"}])
+
+    read = _asked(Operation.READ, ResourceKind.TOPIC, "t0")
+    acknowledged = ShareFetchResponse.PartitionData(acknowledge_error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+    answer = ShareFetchResponse(responses=[ShareFetchResponse.ShareFetchableTopicResponse(partitions=[acknowledged])])
+    (event,) = Log().tell(ApiKey.SHARE_FETCH, answer, read)
+    assert event["action"] == "Denied"
+
+
+def test_settings_that_are_left_out_of_an_answer_are_no_denial() -> None:
+    made = _created(ErrorCode.NONE)
+    made.topics[0].topic_config_error_code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    hidden = _asked(Operation.DESCRIBE_CONFIGS, ResourceKind.TOPIC, "t0")
+    assert Log().tell(ApiKey.CREATE_TOPICS, made, hidden) == []
 
 
 def test_a_denial_is_told_where_the_answer_cannot_be_read() -> None:

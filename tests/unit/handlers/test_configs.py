@@ -12,13 +12,16 @@ from millrace.config import BROKER_SETTINGS, TOPIC_SETTINGS, ConfigSource, Kind,
 from millrace.errors import ErrorCode
 from millrace.handlers.configs import alter_configs, describe_configs, incremental_alter_configs, list_config_resources
 from millrace.metadata.deltas import ResourceType
+from millrace.security.acls import AclTable
+from millrace.security.authorizer import Authorizer
 from millrace.wire.messages.configs import (
     AlterConfigsRequest,
     DescribeConfigsRequest,
     IncrementalAlterConfigsRequest,
     ListConfigResourcesRequest,
 )
-from support.handling import Handling, handling
+from support.handling import Handling, deciding, handling
+from support.metadata import cluster_of
 
 TOPIC, BROKER, LOGGER = ResourceType.TOPIC, ResourceType.BROKER, ResourceType.BROKER_LOGGER
 METRICS, GROUP = ResourceType.CLIENT_METRICS, ResourceType.GROUP
@@ -231,6 +234,35 @@ async def test_a_deeply_nested_pattern_is_refused() -> None:
     async with handling() as on:
         pattern = "client_id=" + "(" * 10_000 + ")" * 10_000
         assert await altered(on, METRICS, "m", ("match", AlterOp.SET, pattern)) == ErrorCode.INVALID_REQUEST
+
+
+@pytest.mark.parametrize(
+    ("broker", "operations", "code"),
+    [
+        ("1", [("ssl.keystore.location", AlterOp.SET, "/not/there")], ErrorCode.INVALID_REQUEST),
+        ("1", [("ssl.keystore.location", AlterOp.APPEND, "/not/there")], ErrorCode.INVALID_CONFIG),
+        ("1", [("log.cleaner.threads", AlterOp.SET, "2")], ErrorCode.NONE),
+        ("2", [("ssl.keystore.location", AlterOp.SET, "/not/there")], ErrorCode.NONE),
+    ],
+    ids=["own", "no-alteration", "not-of-tls", "of-another-broker"],
+)
+async def test_settings_of_tls_that_this_broker_cannot_use(
+    broker: str, operations: list[tuple[str, AlterOp, str]], code: ErrorCode
+) -> None:
+    on = deciding(cluster_of(1, 2), {"listeners": "SSL://127.0.0.1:0", "ssl.keystore.location": "/not/yet"})
+    assert await altered(on, BROKER, broker, *operations) == code
+    config = AlterConfigsRequest.AlterableConfig(name=operations[0][0], value=operations[0][2])
+    replaced = AlterConfigsRequest.AlterConfigsResource(resource_type=BROKER, resource_name=broker, configs=[config])
+    (response,) = (await on.call(alter_configs, AlterConfigsRequest(resources=[replaced]), 2)).responses
+    assert (response.error_code == ErrorCode.NONE) is (code == ErrorCode.NONE)
+
+
+async def test_files_are_not_looked_at_for_who_may_not_alter_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("millrace.handlers.configs.check_tls", pytest.fail)
+    on = deciding(cluster_of(1), {"listeners": "SSL://127.0.0.1:0"})
+    on.services.authorizer = Authorizer(enabled=True, acls=AclTable)
+    code = await altered(on, BROKER, "1", ("ssl.keystore.location", AlterOp.SET, "/etc/shadow"))
+    assert code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
 
 
 async def test_loggers() -> None:

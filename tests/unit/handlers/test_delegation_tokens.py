@@ -135,8 +135,10 @@ async def test_a_token_for_somebody_else_needs_a_right() -> None:
     assert (made.error_code, made.principal_name, made.token_requester_principal_name) == (0, "alice", "eve")
     assert cluster.on.controller.image.tokens[made.token_id].owner == "User:alice"
     assert (await cluster.create(ALICE, **owner)).error_code == ErrorCode.NONE, "for oneself, by name"
-    # Whoever made it for somebody else has nothing of it.
-    assert (await cluster.describe(EVE)).tokens == []
+    # Whoever made it for somebody else sees it, as in Kafka, and has nothing else of it.
+    assert [each.token_id for each in (await cluster.describe(EVE)).tokens] == [made.token_id]
+    assert [each.token_id for each in (await cluster.describe(EVE, ["eve"])).tokens] == [made.token_id]
+    assert (await cluster.describe(BOB)).tokens == []
     assert (await cluster.renew(EVE, made.hmac)).error_code == ErrorCode.DELEGATION_TOKEN_OWNER_MISMATCH
     assert (await cluster.renew(ALICE, made.hmac)).error_code == ErrorCode.NONE
 

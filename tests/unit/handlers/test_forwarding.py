@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from millrace.clock import ManualClock
 from millrace.cluster.image import ClusterImage
 from millrace.cluster.planning import TopicOutcome
 from millrace.config import BrokerConfig
@@ -17,6 +18,7 @@ from millrace.handlers import forwarding, registry
 from millrace.handlers.brokers import unregister_broker
 from millrace.handlers.configs import alter_configs, incremental_alter_configs
 from millrace.handlers.context import RequestContext
+from millrace.handlers.delegation_tokens import expire_delegation_token
 from millrace.handlers.partitions import alter_partition_reassignments, elect_leaders
 from millrace.handlers.topics import create_partitions, create_topics, delete_topics
 from millrace.metadata.deltas import (
@@ -26,13 +28,17 @@ from millrace.metadata.deltas import (
     PartitionsAdded,
     PartitionState,
     ResourceType,
+    TokenChanged,
+    TokenRemoved,
     TopicCreated,
     TopicDeleted,
 )
 from millrace.model import new_topic_id
 from millrace.security.acls import Acl, AclTable, Operation, PatternKind, Permission, ResourceKind
 from millrace.security.authorizer import NO_AUTHORIZER, Authorizer
+from millrace.security.derivation import KeyDerivation
 from millrace.security.metering import ClientQuotas
+from millrace.security.tokens import DelegationToken, TokenPasswords
 from millrace.wire.codec import decode
 from millrace.wire.frame import RequestHeader, encode_response, read_request_header
 from millrace.wire.keys import ApiKey
@@ -45,6 +51,7 @@ from millrace.wire.messages.configs import (
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
 )
+from millrace.wire.messages.delegation_tokens import ExpireDelegationTokenRequest, ExpireDelegationTokenResponse
 from millrace.wire.messages.partitions import (
     AlterPartitionReassignmentsRequest,
     AlterPartitionReassignmentsResponse,
@@ -455,6 +462,22 @@ async def test_a_forgotten_broker_is_waited_for_and_a_refusal_is_not(code: Error
     await on.call(unregister_broker, UnregisterBrokerRequest(broker_id=3), 0)
     if code == ErrorCode.NONE:
         assert settled(controller, BrokerUnregistered(3)) == (False, True)
+    else:
+        assert controller.waited_for == []
+
+
+@pytest.mark.parametrize("code", [ErrorCode.NONE, ErrorCode.DELEGATION_TOKEN_OWNER_MISMATCH])
+async def test_the_end_of_a_token_is_waited_for(code: ErrorCode) -> None:
+    """Whoever has ended one must not find that it still opens this broker."""
+    controller, on = following(ExpireDelegationTokenResponse(error_code=code, expiry_timestamp_ms=1))
+    token = DelegationToken("id", "User:alice", "User:alice", (), 0, 10, 10)
+    controller.image = controller.image.apply((TokenChanged(token),))
+    on.services.tokens = TokenPasswords("s3cret", lambda: controller.image.tokens, KeyDerivation(), ManualClock())
+    request = ExpireDelegationTokenRequest(hmac=on.services.tokens.hmac("id"), expiry_time_period_ms=-1)
+    answer = await on.call(expire_delegation_token, request, 2)
+    assert answer.error_code == code
+    if code == ErrorCode.NONE:
+        assert settled(controller, TokenRemoved("id")) == (False, True)
     else:
         assert controller.waited_for == []
 

@@ -203,6 +203,18 @@ async def test_what_is_refused(admin: Admin) -> None:
     assert (await nameless.delete_offsets("t")).error_code == ErrorCode.INVALID_GROUP_ID
 
 
+async def test_the_same_question_is_answered_once(admin: Admin) -> None:
+    await admin.set_offsets("t", {0: 1})
+    kind = DescribeShareGroupOffsetsRequest
+    everything = kind.DescribeShareGroupOffsetsRequestGroup(group_id=admin.group, topics=None)
+    one = kind.DescribeShareGroupOffsetsRequestGroup(
+        group_id=admin.group,
+        topics=[kind.DescribeShareGroupOffsetsRequestTopic(topic_name="t", partitions=[0])],
+    )
+    answer: Any = await admin.connection.request(kind(groups=[everything, one] * 100), 1)
+    assert [each.error_code for each in answer.groups] == [0, 0]
+
+
 async def test_offsets_of_what_is_not_there(admin: Admin) -> None:
     (response,) = (await admin.set_offsets("nothing", {0: 1})).responses
     assert response.partitions[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION

@@ -70,6 +70,20 @@ def test_a_rule_allows_and_any_that_denies_wins(allowing: Acl) -> None:
             assert not may(denying, allowing)
 
 
+@pytest.mark.parametrize("written", ["2001:db8::1", "2001:DB8:0:0:0:0:0:1", "2001:0db8::0001"])
+def test_an_address_is_the_same_however_it_is_written(written: str) -> None:
+    asked = ("2001:db8::1", Operation.READ, ResourceKind.TOPIC, "orders")
+    deny = rule(Operation.READ, host=written, permission=Permission.DENY)
+    assert decide(AclTable([rule(Operation.READ, host=written)]), ALICE, *asked).allowed
+    assert not decide(AclTable([rule(Operation.READ), deny]), ALICE, *asked).allowed
+    assert not decide_for_any(
+        AclTable([rule(Operation.READ), rule(Operation.READ, "*", host=written, permission=Permission.DENY)]),
+        ALICE,
+        *asked[:3],
+    ).allowed
+    assert not decide(AclTable([rule(Operation.READ, host=written)]), ALICE, "2001:db8::2", *asked[1:]).allowed
+
+
 def test_a_star_is_a_wildcard_only_as_a_literal() -> None:
     assert not may(rule(Operation.READ, "*", pattern=PatternKind.PREFIXED))
 
@@ -117,6 +131,9 @@ def test_any_resource_of_a_kind() -> None:
     assert not anywhere(rule(Operation.READ))
     assert anywhere(super_users=frozenset({ALICE}))
     assert anywhere(allow_if_no_acl=True)
+    dominated = rule(Operation.WRITE), rule(Operation.WRITE, permission=deny)
+    assert anywhere(*dominated, allow_if_no_acl=True), "there are other topics"
+    assert not anywhere(rule(Operation.ALL, "*", permission=deny), allow_if_no_acl=True)
 
 
 def test_cve_2024_27309_removing_a_rule_never_takes_another_along() -> None:

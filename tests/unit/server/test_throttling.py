@@ -149,7 +149,7 @@ async def test_a_request_that_fails_has_taken_time_as_well() -> None:
 
     rig = Metered(heartbeats(fails), request_percentage=5.0)
     rig.ask(1, ApiKey.HEARTBEAT)
-    assert rig.transport.written and not rig.transport.reading
+    assert rig.throttles(HeartbeatResponse, 2) == [1000] and not rig.transport.reading
 
 
 async def test_what_a_handler_asks_for_is_kept() -> None:
@@ -182,7 +182,21 @@ async def test_who_is_refused_has_taken_time_as_well() -> None:
         ApiKey.HEARTBEAT: replace(rig.connection._apis[ApiKey.HEARTBEAT], decode=slowly)
     }
     rig.ask(1, ApiKey.HEARTBEAT)
-    assert rig.transport.written and not rig.transport.reading
+    assert rig.throttles(HeartbeatResponse, 2) == [1000] and not rig.transport.reading
+    rig.clock.advance(1.0)
+    assert rig.transport.reading
+
+
+async def test_a_refusal_in_the_items_of_an_answer_says_for_how_long() -> None:
+    def refuse(_context: RequestContext, _request: bytes, error: ApiError) -> HeartbeatResponse:
+        rig.clock.advance(1.0)
+        return HeartbeatResponse(error_code=error.code)
+
+    served = heartbeats(lambda *_: HeartbeatResponse(), needs=cluster(Operation.ALTER))
+    rig = Metered(replace(served, refuse=refuse), request_percentage=1.0)
+    rig.connection._services.authorizer = Authorizer(enabled=True, acls=AclTable)
+    rig.ask(1, ApiKey.HEARTBEAT)
+    assert rig.throttles(HeartbeatResponse, 2) == [1000] and not rig.transport.reading
 
 
 async def test_who_has_no_quota_beside_one_who_has_is_not_counted() -> None:

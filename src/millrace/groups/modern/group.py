@@ -65,6 +65,14 @@ class Member:
         return self.held.state is MemberState.STABLE and self.held.epoch == epoch
 
 
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """The rules of access under which a subscriber of a pattern knew some topics and not others."""
+
+    rules: object
+    at_ms: int
+
+
 @dataclass(slots=True, eq=False)
 class ModernGroup:
     """One group. Owned by its shard."""
@@ -90,6 +98,8 @@ class ModernGroup:
     looked_at_ms: int = 0
     matched_names: AbstractSet[str] | None = None
     """The topics against which every pattern has been matched; None: not known."""
+    judged: dict[str, Judged] = field(default_factory=dict)
+    """By which rules each pattern was last matched as a whole; without an entry it has to be."""
     unheard: set[str] = field(default_factory=set)
     """Members that were told an assignment and have not said yet that it is what they own."""
 
@@ -198,6 +208,8 @@ class ModernGroup:
                 was = self.patterns.pop(pattern, None)
                 if resolved is not None:
                     self.patterns[pattern] = resolved
+                else:
+                    self.judged.pop(pattern, None)
                 return PatternRecord(group_id, pattern, was)
             case TopicsRecord(_, present):
                 had, self.has_topics_record = self.has_topics_record, present is not None

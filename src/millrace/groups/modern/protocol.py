@@ -28,6 +28,7 @@ from millrace.groups.modern.step import (
     Step,
     bump_epoch,
     fence,
+    match_by_new_rules,
     reconcile_member,
     replace_static,
     update_member,
@@ -64,6 +65,8 @@ class ModernHeartbeat:
     """v1+: members choose their ids themselves."""
     may_know: Callable[[str], bool] = _anything
     """Of which topics the member may know that they exist."""
+    rules: object = None
+    """The rules of access that say so; None: there are none that change."""
 
     @property
     def is_leaving(self) -> bool:
@@ -111,7 +114,7 @@ def _malformed(request: ModernHeartbeat) -> str | None:
 
 def heartbeat(step: Step, request: ModernHeartbeat) -> HeartbeatResult:
     """A heartbeat that is no farewell; the member id is set, also of a member that had none."""
-    step.may_know = request.may_know
+    step.may_know, step.rules = request.may_know, request.rules
     check_room(step, request.member_id, request.instance_id)
     old = _known_member(step, request)
     before = old.held.assigned if old is not None else NOTHING
@@ -131,6 +134,7 @@ def heartbeat(step: Step, request: ModernHeartbeat) -> HeartbeatResult:
         classic=None,
     )
     has_changed = update_member(step, request.member_id, info)
+    has_changed = match_by_new_rules(step, info.pattern) or has_changed
     bump_epoch(step, has_changed=has_changed)
     update_targets(step)
     member = reconcile_member(step, request.member_id, request.owned, subscription_changed=has_changed)

@@ -20,7 +20,7 @@ from millrace.groups.classic.records import GroupRecord, group_entry
 from millrace.groups.environment import Environment
 from millrace.groups.epochs import GroupEpoch, MemberState, TargetEpoch
 from millrace.groups.modern import migration
-from millrace.groups.modern.group import Member, ModernGroup
+from millrace.groups.modern.group import Judged, Member, ModernGroup
 from millrace.groups.modern.records import (
     EpochRecord,
     HeldRecord,
@@ -42,6 +42,8 @@ MAX_PATTERNS: Final = 100
 """Different patterns in one group: each is matched against every new topic."""
 _LOOK_INTERVAL_MS: Final = 1_000
 """The metadata of a cluster can change all the time: so often at the most a group sees what that means to it."""
+_JUDGE_INTERVAL_MS: Final = 10_000
+"""Rules of access can change all the time, too, and then every topic is looked at: Kafka's interval."""
 
 
 @dataclass(slots=True)
@@ -55,6 +57,8 @@ class Step:
     timers: list[TimerEffect] = field(default_factory=list)
     may_know: Callable[[str], bool] | None = None
     """The topics that whoever sent a heartbeat may know of: a pattern matches no others, and without anybody none."""
+    rules: object = None
+    """The rules of access that `may_know` goes by; other rules are another object."""
     became_classic: ClassicGroup | None = None
     """The classic group that takes this one's place."""
     _undo: list[ModernRecord | None] = field(default_factory=list)
@@ -80,6 +84,7 @@ class Step:
         # The look at the cluster's topics may have been part of it.
         self.group.seen_topics = None
         self.group.matched_names = None
+        self.group.judged.clear()
 
     def set_timer(self, kind: TimerKind, member_id: str, delay_ms: int) -> None:
         self.timers.append(SetTimer(TimerKey(kind, member_id), max(delay_ms, 0)))
@@ -112,9 +117,38 @@ def update_member(step: Step, member_id: str, info: MemberInfo) -> bool:
         if before.pattern and before.pattern not in group.pattern_counts:
             step.write(PatternRecord(group.group_id, before.pattern, None))
         if info.pattern and info.pattern not in group.patterns:
-            found = patterns.matching(info.pattern, filter(step.may_know, step.env.image.topics))
-            step.write(PatternRecord(group.group_id, info.pattern, _resolved(step, found)))
+            _match(step, info.pattern)
     return old is None or before.topics != info.topics or before.pattern != info.pattern
+
+
+def match_by_new_rules(step: Step, pattern: str | None) -> bool:
+    """Match the pattern of whoever sent a heartbeat anew, where rules of access have changed since that was last done.
+
+    A topic that the sender may no longer know of is no longer meant, and one that it may know of now is. Whether the
+    pattern stands for other topics than before.
+    """
+    if not pattern or step.rules is None:
+        return False
+    judged = step.group.judged.get(pattern)
+    if judged is not None and (judged.rules is step.rules or 0 <= step.env.now_ms - judged.at_ms < _JUDGE_INTERVAL_MS):
+        return False
+    return _match(step, pattern)
+
+
+def _match(step: Step, pattern: str) -> bool:
+    """Match a pattern against every topic that may be known; whether it stands for other topics than before."""
+    group = step.group
+    group.judged[pattern] = Judged(step.rules, step.env.now_ms)
+    resolved = group.patterns.get(pattern)
+    found = patterns.matching(pattern, filter(step.may_know, step.env.image.topics))
+    if resolved is not None:
+        if found == set(resolved.topics):
+            return False
+        if group.matched_names is not None:
+            # Somebody else may still know of what is left out now, and finds it with the next look.
+            group.matched_names = group.matched_names - (set(resolved.topics) - found)
+    step.write(PatternRecord(group.group_id, pattern, _resolved(step, found)))
+    return True
 
 
 def _resolved(step: Step, topics: Collection[str]) -> Resolved:

@@ -304,6 +304,61 @@ def test_patterns_match_topics_that_are_and_that_come(bench: ModernBench) -> Non
     assert not bench.group.patterns
 
 
+def test_a_pattern_follows_the_rules_of_access(bench: ModernBench) -> None:
+    bench.image = add_topic(bench.image, "organs", 3)
+    old, new, newer = object(), object(), object()
+    bench.join("m1", topics=None, pattern="or.*", rules=old)
+    assert count(bench, "m1") == 9
+    bench.advance(10_000)
+    lost = beat(bench, "m1", rules=new, may_know=lambda name: name != "organs")
+    assert [topic_id for topic_id, _ in lost.assignment] == [bench.image.topics["orders"].topic_id]
+    beat(bench, "m1", rules=new, owned=lost.assignment, may_know=lambda name: name != "organs")
+    assert count(bench, "m1") == 6
+    assert bench.group.patterns["or.*"].topics == ("orders",)
+
+    bench.advance(9_999)
+    beat(bench, "m1", rules=newer)
+    assert count(bench, "m1") == 6, "rules may change all the time"
+    bench.advance(1)
+    beat(bench, "m1", rules=newer)
+    beat(bench, "m1", rules=newer)
+    assert count(bench, "m1") == 9, "a right that was given"
+
+
+def test_a_pattern_is_judged_by_its_own_subscribers(bench: ModernBench) -> None:
+    bench.image = add_topic(bench.image, "organs", 3)
+    bench.join("m1", topics=None, pattern="or.*", rules="old")
+    bench.join("m2", topics=None, pattern="o.*", rules="old")
+    bench.advance(10_000)
+    beat(bench, "m2", rules="new", may_know=lambda _: False)
+    assert bench.group.patterns["o.*"].topics == ()
+    assert bench.group.patterns["or.*"].topics == ("orders", "organs")
+    beat(bench, "m1", rules="new")
+    bench.image = add_topic(bench.image, "users", 1)
+    bench.advance(1_000)
+    beat(bench, "m1", rules="new")
+    assert bench.group.patterns["or.*"].topics == ("orders", "organs")
+
+
+def test_a_new_coordinator_judges_what_it_has_read(bench: ModernBench) -> None:
+    bench.image = add_topic(bench.image, "organs", 3)
+    bench.join("m1", topics=None, pattern="or.*", rules="old")
+    bench.group = bench.replayed()
+    beat(bench, "m1", rules="new", may_know=lambda name: name != "organs")
+    assert bench.group.patterns["or.*"].topics == ("orders",)
+
+
+def test_rules_whose_consequence_was_not_written_are_looked_at_again(bench: ModernBench) -> None:
+    bench.join("m1", topics=None, pattern="or.*", rules="old")
+    bench.advance(10_000)
+    bench.refuses = True
+    with pytest.raises(Refused):
+        beat(bench, "m1", rules="new", may_know=lambda _: False)
+    bench.refuses = False
+    beat(bench, "m1", rules="new", may_know=lambda _: False)
+    assert bench.group.patterns["or.*"].topics == ()
+
+
 def test_patterns_are_checked_and_counted(bench: ModernBench) -> None:
     with pytest.raises(ApiError) as refused:
         bench.join("m1", pattern="(a")
