@@ -12,6 +12,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 
 from millrace.replication.partition import Partition
 from millrace.testing import Cluster
+from support.on_loop import on_loop
 
 PARTITIONS = 3
 
@@ -172,7 +173,7 @@ def test_a_lost_leader_is_noticed_while_a_follower_waits_for_its_disk(
     producer.produce("t", b"x", partition=0)
     assert producer.flush(20) == 0
     held = [each.replicas.held("t", 0) for each in services.values()]
-    wait_until(lambda: all(each is not None and each.log.end_offset == 1 for each in held))
+    wait_until(lambda: on_loop(cluster, lambda: all(each is not None and each.log.end_offset == 1 for each in held)))
 
     async def break_connections() -> None:
         for listener in cluster._brokers[leader]._listeners:
