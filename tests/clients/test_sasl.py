@@ -105,7 +105,7 @@ def test_a_client_is_told_the_same_of_a_wrong_password_and_of_a_user_who_is_not_
         else f"invalid credentials with SASL mechanism {mechanism}"
     )
     assert text in refusal_of_librdkafka(bootstrap, login)
-    assert text in refusal_of_kafka_python(bootstrap, login, caplog)
+    assert text in refusal_of_kafka_python(bootstrap, login, text, caplog)
     caplog.clear()
     assert text in refusal_of_aiokafka(bootstrap, login, caplog)
 
