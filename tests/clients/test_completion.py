@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from clients.adapters.confluent import Confluent
 from clients.test_command_line import ENVIRONMENT, TIMEOUT_S
 from millrace.cli import completion
 from millrace.cli.root import run
@@ -30,10 +31,15 @@ def bootstrap() -> Iterator[str]:
     with Cluster() as cluster:
         for topic in ("orders", "orders-archive", "payments"):
             cluster.create_topic(topic)
+        sender = Confluent().sender(cluster.bootstrap_servers)
+        sender.send("orders", b"one").result(TIMEOUT_S)
+        sender.close()
+        # Whoever was given a record is in its group, however long that took.
         for options in (["--group", "billing"], ["--queue", "bills"]):
             subprocess.run(
-                [sys.executable, "-m", "millrace", "consume", "orders", *options, "--timeout", "1"],
+                [sys.executable, "-m", "millrace", "consume", "orders", *options, "--from-beginning", "--max", "1"],
                 env={**ENVIRONMENT, "MILLRACE_BOOTSTRAP": cluster.bootstrap_servers},
+                timeout=TIMEOUT_S,
                 check=True,
             )
         yield cluster.bootstrap_servers

@@ -9,6 +9,7 @@ import pytest
 from clients.adapters.interface import Client
 from clients.members import COORDINATOR_AWAY, Member, wait_for
 from clients.opened import Opened
+from clients.reading import read_count
 from millrace.testing import Cluster
 from support.roles import Roles
 
@@ -42,10 +43,8 @@ def test_offsets_are_the_same_at_every_coordinator(
     sender.flush()
     reader = opened.reader(group=group)
     reader.subscribe(topic)
-    read = 0
-    while read < 40:
-        read += len(reader.poll(1.0))
-        reader.commit()
+    read_count(reader, 40)
+    reader.commit()
     before = roles.committed(group, topic, PARTITIONS)
     assert before == dict.fromkeys(range(PARTITIONS), 10)
     first = roles.coordinator(group)

@@ -74,7 +74,7 @@ def test_a_client_logs_in_and_works(
 def test_clients_are_told_that_their_token_does_not_count(secured: Cluster, caplog: pytest.LogCaptureFixture) -> None:
     bootstrap, login = secured.bootstrap_servers_of("SASL_PLAINTEXT"), by_token(aud="somebody")
     assert "invalid_token" in refusal_of_librdkafka(bootstrap, login)
-    assert "invalid_token" in refusal_of_kafka_python(bootstrap, login, caplog)
+    assert "invalid_token" in refusal_of_kafka_python(bootstrap, login, "invalid_token", caplog)
     caplog.clear()
     # aiokafka takes every answer for a yes, goes on, and is closed on.
     assert "closed" in refusal_of_aiokafka(bootstrap, login, caplog)

@@ -25,7 +25,9 @@ SETTINGS = {
     "sasl.enabled.mechanisms": ",".join(MECHANISMS),
     "plain.sasl.jaas.config": 'PlainLoginModule required user_listed="l1sted";',
 }
-SESSION_MS = 1500
+SESSION_MS = 4000
+"""Clients log in again shortly before the end, kafka-python when 85 to 95 % are over: the rest is what a busy machine
+has for that before they are closed on."""
 USER, PASSWORD = "alice", "al1ce, = 'and' \"so\" on"
 HAS_TO_LOG_IN = "the client has to log in"
 
@@ -105,7 +107,7 @@ def test_a_client_is_told_the_same_of_a_wrong_password_and_of_a_user_who_is_not_
         else f"invalid credentials with SASL mechanism {mechanism}"
     )
     assert text in refusal_of_librdkafka(bootstrap, login)
-    assert text in refusal_of_kafka_python(bootstrap, login, caplog)
+    assert text in refusal_of_kafka_python(bootstrap, login, text, caplog)
     caplog.clear()
     assert text in refusal_of_aiokafka(bootstrap, login, caplog)
 
@@ -132,7 +134,7 @@ def test_a_session_that_ends_costs_no_record(
     with client.running():
         sender = client.sender(bootstrap)
         sent = 0
-        ends_at = time.monotonic() + 3 * SESSION_MS / 1000
+        ends_at = time.monotonic() + 2.2 * SESSION_MS / 1000  # two sessions end
         while time.monotonic() < ends_at:
             sender.send(topic, b"%d" % sent, partition=0).result(30)
             sent += 1

@@ -19,6 +19,7 @@ from millrace.wire.frame import RequestHeader, encode_request
 from millrace.wire.keys import ApiKey
 from millrace.wire.messages import request_class
 from support.authorization_rows import request_of
+from support.on_loop import on_loop
 from support.raw import PeerClosed, RawClient, batch, fetch_request, produce_request
 from support.ruled_broker import AUTHORIZER, EVERYTHING, RuledBroker, acl, ruled_broker
 
@@ -48,7 +49,7 @@ def broker(running: RuledBroker) -> RuledBroker:
 def end_offset(broker: RuledBroker, topic: str = "t") -> int:
     found = broker.services.replicas.held(topic, 0)
     assert found is not None
-    return found.log.end_offset
+    return on_loop(broker.cluster, lambda: found.log.end_offset)
 
 
 # --- forged requests --------------------------------------------------------------------------------------------------

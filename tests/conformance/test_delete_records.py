@@ -10,6 +10,7 @@ import pytest
 from millrace.errors import ErrorCode
 from millrace.testing import Cluster
 from millrace.wire.messages.records import DeleteRecordsRequest
+from support.on_loop import on_loop
 from support.raw import RawClient, batch
 
 # An idle follower's fetch waits this long: longer than any of these tests takes, if nobody has to wait for it.
@@ -39,13 +40,16 @@ def delete_before(client: RawClient, offset: int, timeout_ms: int = 20_000) -> t
 
 
 def starts(cluster: Cluster) -> dict[int, int]:
-    found = {}
-    for broker_id, broker in cluster._brokers.items():
-        assert broker.services is not None
-        partition = broker.services.replicas.held("t", 0)
-        assert partition is not None
-        found[broker_id] = partition.log.start_offset
-    return found
+    def look() -> dict[int, int]:
+        found = {}
+        for broker_id, broker in cluster._brokers.items():
+            assert broker.services is not None
+            partition = broker.services.replicas.held("t", 0)
+            assert partition is not None
+            found[broker_id] = partition.log.start_offset
+        return found
+
+    return on_loop(cluster, look)
 
 
 def test_the_answer_comes_when_every_replica_has_forgotten(cluster: Cluster) -> None:

@@ -52,14 +52,18 @@ class Wanted:
         return bool(
             result.records
             or result.error_code
+            or result.diverging is not None
+            or result.preferred_read_replica >= 0
             or result.high_watermark != self.sent_high_watermark
             or result.log_start_offset != self.sent_start_offset
         )
 
     def mentioned(self, result: FetchResult) -> None:
-        # After an error the client does not know the watermark, so the next good result is news whatever it says.
-        self.sent_high_watermark = UNSENT if result.error_code else result.high_watermark
-        self.sent_start_offset = UNSENT if result.error_code else result.log_start_offset
+        # After an error the client does not know the watermark, so the next good result is news whatever it says. The
+        # same where a follower has to cut its log: it takes over no mark before the rest is known to be the leader's.
+        is_taken = not result.error_code and result.diverging is None
+        self.sent_high_watermark = result.high_watermark if is_taken else UNSENT
+        self.sent_start_offset = result.log_start_offset if is_taken else UNSENT
 
 
 @dataclass(slots=True)

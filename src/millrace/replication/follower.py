@@ -164,6 +164,8 @@ class _Place:
     """Since when it waits for nothing but the disk."""
     trouble: str = ""
     """Why it could not be copied the last time, as it was logged."""
+    has_missed: bool = False
+    """What the leader told last was not taken over: the session has to forget that, or it will not be told again."""
     is_behind: bool = True
     """Whether the leader has committed more than what is here, as far as is known."""
 
@@ -278,7 +280,7 @@ class _Session:
         self._session_id = 0
         self._epoch = 0
         for place in self._places.values():
-            place.sent = None
+            place.sent, place.has_missed = None, False
             place.failures, place.not_before, place.unflushed_since = 0, 0.0, None
 
     def end(self) -> None:
@@ -394,7 +396,10 @@ class _Session:
         forgotten: dict[uuid.UUID, FetchRequest.ForgottenTopic] = {}
         for (topic_id, index), place in self._places.items():
             wait_s = self._prepare(place, now)
-            if wait_s > 0:
+            # The pause after a failure may be over by now: this one fetch goes without the partition all the same.
+            is_left_out = wait_s > 0 or (place.has_missed and place.sent is not None)
+            place.has_missed = False
+            if is_left_out:
                 wait_ms = min(wait_ms, max(int(wait_s * 1000), 1))
                 if place.sent is not None:
                     place.sent = None
@@ -469,6 +474,7 @@ class _Session:
             trace = None if isinstance(error, MillraceError) else error
             logger.log(level, "%r cannot be copied, and is tried again: %s", place.partition, text, exc_info=trace)
         place.unflushed_since = None
+        place.has_missed = True
         self._delay(place)
 
     def _delay(self, place: _Place) -> None:

@@ -128,7 +128,14 @@ class KafkaPythonReader:
         )
 
     def subscribe(self, topic: str) -> None:
+        """Subscribe, and know the topic's partitions before the first poll joins the group.
+
+        Left alone it joins without them nearly always, is given nothing ("No partition metadata"), and joins again when
+        it knows. If a poll ends in the middle of that second join 3.0.12 takes itself for a member that has nothing to
+        do, drops the assignment when it comes, and sends no heartbeats any more.
+        """
         self._consumer.subscribe([topic])
+        self._consumer.partitions_for_topic(topic)
 
     def assign(self, partitions: Sequence[Partition]) -> None:
         self._consumer.assign([TopicPartition(*one) for one in partitions])

@@ -94,6 +94,26 @@ def test_only_news_is_mentioned() -> None:
     assert item.must_mention(quiet)
 
 
+def test_where_logs_part_is_news_each_time_and_its_marks_do_not_count_as_told() -> None:
+    sessions = FetchSessions(10)
+    item = sessions.begin(call(topics=[("t", [asked(0)])]), by_topic_id=False, now=0).wanted[0]
+    quiet = FetchResult(0, 0, 10, 10, 0)
+    item.mentioned(quiet)
+    parting = FetchResult(0, 0, 10, 10, 0, diverging=(3, 7))
+    assert item.must_mention(parting)
+    item.mentioned(parting)
+    assert item.must_mention(parting)
+    assert item.must_mention(quiet)
+
+
+def test_a_nearer_replica_is_news() -> None:
+    sessions = FetchSessions(10)
+    item = sessions.begin(call(topics=[("t", [asked(0)])]), by_topic_id=False, now=0).wanted[0]
+    item.mentioned(FetchResult(0, 0, 10, 10, 0))
+    assert item.must_mention(FetchResult(0, 0, 10, 10, 0, preferred_read_replica=2))
+    assert item.must_mention(FetchResult(0, 0, 10, 10, 0, preferred_read_replica=0)), "a broker may have the id 0"
+
+
 def test_those_who_got_data_go_to_the_end_of_the_line() -> None:
     sessions = FetchSessions(10)
     session_id = opened(sessions, partitions=3)
