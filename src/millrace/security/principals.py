@@ -166,8 +166,11 @@ def session_of(transport: asyncio.BaseTransport, mapper: PrincipalMapper, wall_m
     shown = None if tls is None else tls.getpeercert(binary_form=True)
     if tls is None or shown is None:
         return ANONYMOUS
-    certificate = read_certificate(shown)
-    name = distinguished_name(certificate.name)
+    try:
+        certificate = read_certificate(shown)
+        name = distinguished_name(certificate.name)
+    except (ValueError, IndexError):  # OpenSSL has read it, and may be more forgiving
+        raise NoPrincipal("its certificate has something that is not understood here") from None
     # OpenSSL looks at the dates in a full handshake only.
     if tls.session_reused and not certificate.starts_ms <= wall_ms <= certificate.ends_ms:
         raise NoPrincipal(f"the certificate of {name} is not good any more")

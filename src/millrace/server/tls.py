@@ -8,6 +8,7 @@ encrypted in pieces, each when the kernel has taken the one before, so that what
 piece more; and handshakes take turns, a few in one turn of the loop, because they are costly and anybody may begin one.
 
 Bytes go through OpenSSL's memory buffers, which never shrink: `PIECE_BYTES` bounds what each connection keeps of them.
+What TLS itself answers (a peer may have it answer as often as it likes) is bounded, too: `MAX_UNTAKEN_BYTES`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import ssl
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Final, cast
 
 from millrace.clock import Clock, Timer
@@ -28,6 +30,9 @@ log = logging.getLogger(__name__)
 PIECE_BYTES: Final = 64 * 1024
 PIECES_PER_TURN: Final = 16
 """What one connection may encrypt before the others get their turn."""
+MAX_UNTAKEN_BYTES: Final = 3 * PIECE_BYTES
+"""What the kernel has not taken of one connection: a piece, and what TLS has said meanwhile. A peer that asks to
+negotiate anew is told no each time, whether it reads that or not."""
 HANDSHAKE_TIMEOUT_S: Final = 10.0
 HANDSHAKES_PER_TURN: Final = 2
 HANDSHAKE_RECORD: Final = 0x16
@@ -51,11 +56,13 @@ class HandshakeLine:
             asyncio.get_running_loop().call_soon(self._run)
 
     def _run(self) -> None:
-        for _ in range(min(HANDSHAKES_PER_TURN, len(self._waiting))):
-            self._waiting.popleft()()
-        self._running = bool(self._waiting)
-        if self._running:
-            asyncio.get_running_loop().call_soon(self._run)
+        try:
+            for _ in range(min(HANDSHAKES_PER_TURN, len(self._waiting))):
+                self._waiting.popleft()()
+        finally:  # whatever became of one, the others have their turn
+            self._running = bool(self._waiting)
+            if self._running:
+                asyncio.get_running_loop().call_soon(self._run)
 
 
 class _OfThread(threading.local):
@@ -163,7 +170,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
             self._receive()
         elif not self._in_line:
             self._in_line = True
-            self._line.join(self._shake_hands)
+            self._line.join(partial(self._on_turn, self._shake_hands))
             assert self._socket is not None
             self._socket.pause_reading()
 
@@ -180,6 +187,14 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         if self._socket is not None and not self._socket.is_closing():
             self._socket.set_write_buffer_limits(PIECE_BYTES, 0)
         self._send()
+
+    def _on_turn(self, step: Callable[[], None]) -> None:
+        """What is called by the loop and not by the socket, which would end a connection that fails."""
+        try:
+            step()
+        except Exception:
+            log.exception("the connection from %s failed", self._host)
+            self.abort()
 
     # ------------------------------------------------------------------------------------------------------ handshake
 
@@ -261,6 +276,8 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
                 break
         if self._outgoing.pending and not self._closing:
             self._flush()
+            if self._socket is not None and self._socket.get_write_buffer_size() > MAX_UNTAKEN_BYTES:
+                self._fail("it does not read what TLS answers")
 
     def _receive_rest(self) -> None:
         if self._socket is not None:
@@ -271,7 +288,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
     def _send(self) -> None:
         """Encrypt and hand over until the kernel is full or the turn is over."""
         tls, socket = self._tls, self._socket
-        if socket is None or tls is None:
+        if socket is None or tls is None or socket.is_closing():
             return
         pieces = 0
         while self._backlog and not (self._stuck or self._yielded):
@@ -285,7 +302,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
             pieces += 1
             if pieces == PIECES_PER_TURN and self._backlog:
                 self._yielded = True
-                asyncio.get_running_loop().call_soon(self._go_on)
+                asyncio.get_running_loop().call_soon(self._on_turn, self._go_on)
         self._tell_above()
         if self._closing and not self._backlog:
             self._say_goodbye()
@@ -378,7 +395,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         assert self._socket is not None
         self._socket.resume_reading()
         if self._incoming.pending or (self._tls is not None and self._tls.pending()):
-            asyncio.get_running_loop().call_soon(self._receive_rest)
+            asyncio.get_running_loop().call_soon(self._on_turn, self._receive_rest)
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         self._high_bytes = PIECE_BYTES if high is None else high

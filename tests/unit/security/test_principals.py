@@ -158,3 +158,13 @@ def test_a_resumed_session_does_not_outlive_its_certificate() -> None:
     assert session(der, PrincipalMapper(), read.ends_ms, reused=True) == "User:CN=alice"
     with pytest.raises(NoPrincipal, match="CN=alice is not good any more"):
         session(der, PrincipalMapper(), read.ends_ms + 1, reused=True)
+
+
+def test_a_certificate_that_cannot_be_read_makes_nobody() -> None:
+    identity = make_authority("a").issue("alice", clock=LONG_AGO, days=10)
+    (der,) = pem_certificates(identity.certificate)
+    assert der.count(b"\x17\x0d17") == 2
+    no_month = der.replace(b"\x17\x0d17", b"\x17\x0d\xff7", 1)
+    for unreadable in (b"", b"\x30", der[:200], no_month):
+        with pytest.raises(NoPrincipal, match="not understood"):
+            session(unreadable, PrincipalMapper(), LONG_AGO.wall_ms())

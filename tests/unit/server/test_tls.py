@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
+import logging
 import ssl
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from millrace.clock import ManualClock
 from millrace.server.flow import ConnectionLimits
 from millrace.server.tls import (
     HANDSHAKE_TIMEOUT_S,
     HANDSHAKES_PER_TURN,
+    MAX_UNTAKEN_BYTES,
     PIECE_BYTES,
     PIECES_PER_TURN,
     HandshakeLine,
@@ -253,6 +258,37 @@ async def test_handshakes_take_turns() -> None:
     assert done == sorted(done)
 
 
+async def test_a_connection_that_fails_ends_alone(pki: Pki, caplog: pytest.LogCaptureFixture) -> None:
+    """Neither those behind it in the line wait for ever, nor does it stay as it is."""
+    rig, behind = Rig(pki), Rig(pki)
+
+    def fail(transport: asyncio.BaseTransport) -> None:
+        raise RuntimeError("something that nobody thought of")
+
+    rig.above.connection_made = fail  # type: ignore[method-assign]
+    await rig.shake_hands()
+    assert rig.socket.aborted
+    assert "nobody thought of" in caplog.text
+    behind.transport._line = rig.line
+    await opened(behind)
+
+
+async def test_a_step_that_fails_does_not_stop_the_line() -> None:
+    told: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    line = HandshakeLine()
+    done: list[str] = []
+    line.join(lambda: done[0])  # type: ignore[arg-type,return-value]
+    for name in ("second", "third", "fourth"):
+        line.join(partial(done.append, name))
+    await settle()
+    assert done == ["second", "third", "fourth"]
+    assert isinstance(told[0]["exception"], IndexError)
+    line.join(partial(done.append, "later"))
+    await settle()
+    assert done[-1] == "later"
+
+
 async def test_nothing_is_read_from_whoever_waits_for_its_turn(rig: Rig) -> None:
     try:
         rig.client.do_handshake()
@@ -352,6 +388,68 @@ async def test_a_connection_that_does_not_want_to_read(rig: Rig) -> None:
     assert rig.above.received == b"held back"
 
 
+class Renegotiating:
+    """A peer that speaks TLS 1.2 by hand, once OpenSSL has shaken hands for it: to send what OpenSSL would not."""
+
+    def __init__(self, rig: Rig, pki: Pki, tmp_path: Path) -> None:
+        self._rig = rig
+        self._secrets = tmp_path / "secrets"
+        rig.context.options |= ssl.OP_NO_RENEGOTIATION
+        context = pki.context()
+        context.maximum_version = ssl.TLSVersion.TLSv1_2
+        context.set_ciphers("ECDHE-ECDSA-AES256-GCM-SHA384")
+        context.keylog_filename = str(self._secrets)
+        rig.client = context.wrap_bio(rig._incoming, rig._outgoing, server_hostname="localhost")
+        self._number = 1  # the last message of the handshake was the first that was encrypted
+
+    async def shake_hands(self) -> None:
+        with pytest.raises(ssl.SSLWantReadError):
+            self._rig.client.do_handshake()
+        self._rig.arrive(self._rig._outgoing.read())
+        await settle()
+        server_random = bytes(self._rig.socket.written[11:43])
+        await opened(self._rig)
+        (line,) = (each for each in self._secrets.read_text().splitlines() if each.startswith("CLIENT_RANDOM"))
+        client_random, master = map(bytes.fromhex, line.split()[1:])
+        keys = self._expanded(master, b"key expansion" + server_random + client_random)
+        self._cipher, self._salt = AESGCM(keys[:32]), keys[64:68]
+
+    @staticmethod
+    def _expanded(secret: bytes, seed: bytes) -> bytes:
+        """RFC 5246, section 5; enough for two keys of 32 bytes and two salts."""
+        chained, keys = seed, b""
+        for _ in range(2):
+            chained = hmac.digest(secret, chained, "sha384")
+            keys += hmac.digest(secret, chained + seed, "sha384")
+        return keys
+
+    def ask(self, count: int) -> None:
+        """Begin a handshake so many times, each with as few bytes as have an answer."""
+        records = bytearray()
+        hello = b"\x01\0\0\0"
+        for _ in range(count):
+            number = self._number.to_bytes(8)
+            self._number += 1
+            sealed = self._cipher.encrypt(self._salt + number, hello, number + b"\x16\x03\x03\0\x04")
+            records += b"\x16\x03\x03" + (len(number + sealed)).to_bytes(2) + number + sealed
+        self._rig.arrive(bytes(records))
+
+
+async def test_what_tls_answers_is_bounded_where_the_peer_does_not_read(rig: Rig, pki: Pki, tmp_path: Path) -> None:
+    peer = Renegotiating(rig, pki, tmp_path)
+    await peer.shake_hands()
+    rig.socket.written.clear()
+    peer.ask(10_000)
+    assert len(rig.socket.written) > MAX_UNTAKEN_BYTES, "it was not answered at all"
+    assert not rig.socket.closed, "it reads"
+    rig.socket.peer_reads = False
+    rig.socket.written.clear()
+    for _ in range(10):
+        peer.ask(1000)
+    assert rig.socket.aborted
+    assert len(rig.socket.written) < MAX_UNTAKEN_BYTES + PIECE_BYTES
+
+
 # --- ends -------------------------------------------------------------------------------------------------------------
 
 
@@ -399,6 +497,16 @@ async def test_garbage_after_the_handshake_closes(rig: Rig) -> None:
     rig.arrive(b"\x17\x03\x03\x00\x20" + bytes(32))
     assert rig.socket.closed
     assert rig.above.received == b""
+
+
+async def test_garbage_in_the_middle_of_an_answer(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    """The rest of it is not encrypted any more: OpenSSL would refuse to."""
+    await opened(rig)
+    rig.transport.write(bytes(2 * PIECES_PER_TURN * PIECE_BYTES))
+    rig.arrive(b"\x17\x03\x03\x00\x20" + bytes(32))
+    assert rig.socket.aborted
+    await settle()
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 async def test_a_lost_connection_is_told_once_and_forgotten(rig: Rig) -> None:
