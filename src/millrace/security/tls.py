@@ -155,9 +155,10 @@ class ServerTls:
             if seen == self._seen:
                 self._warned = ""
                 return
-            self._seen = seen
-            # The stamps are older than what is read now: a write in between is seen the next time.
+            # The stamps are older than what is read now: a write in between is seen the next time. What cannot be
+            # read or used is tried again each time: the reason need not be in the file.
             self._loaded = await asyncio.to_thread(_load, settings)
+            self._seen = seen
         except ConfigError as error:
             if str(error) != self._warned:
                 self._warned = str(error)

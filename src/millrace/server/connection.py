@@ -209,16 +209,15 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.abort()
             return
         self._admitted = True
-        if self._mapper is not None:
-            try:
-                self._session = session_of(transport, self._mapper, self._services.clock.wall_ms())
-            except NoPrincipal as error:
-                log.warning("connection from %s refused: %s", self._host, printable(str(error)))
-                self.login_failed("", "", str(error))
-                self._transport.abort()
-                return
-            if self.login is None and self._session is not ANONYMOUS and self._services.audit is not None:
-                self._services.audit.logged_in(self._caller(self._session))
+        try:
+            self._session = session_of(transport, self._mapper, self._services.clock.wall_ms())
+        except NoPrincipal as error:
+            log.warning("connection from %s refused: %s", self._host, printable(str(error)))
+            self.login_failed("", "", str(error))
+            self._transport.abort()
+            return
+        if self._session is not ANONYMOUS and self._services.audit is not None:
+            self._services.audit.logged_in(self._caller(self._session))
         self._answers.holders.add(self)
         self._transport.set_write_buffer_limits(WRITE_BUFFER_HIGH_BYTES, 0)
         peer_socket = transport.get_extra_info("socket")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import re
 import shutil
@@ -9,6 +10,7 @@ import ssl
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from cryptography.hazmat.primitives import serialization
@@ -349,6 +351,18 @@ async def test_what_cannot_be_used_changes_nothing(pki: Pki, spoil: str, caplog:
     pki.renew("repaired")
     await tls.look()
     assert shown_name(tls, pki) == "repaired"
+
+
+async def test_what_could_not_be_read_is_read_as_soon_as_it_can_be(pki: Pki, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file was right at once: there was no descriptor left to open it with."""
+    tls = made(pki.settings())
+    pki.renew("renewed")
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(Path, "open", Mock(side_effect=OSError(errno.EMFILE, "Too many open files")))
+        await tls.look()
+    assert shown_name(tls, pki) == "broker"
+    await tls.look()
+    assert shown_name(tls, pki) == "renewed"
 
 
 async def test_an_authority_that_is_taken_away_is_not_trusted_any_more(pki: Pki) -> None:

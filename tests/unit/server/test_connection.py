@@ -21,7 +21,9 @@ from millrace.handlers.registry import Api
 from millrace.security.acls import AclTable, Operation, ResourceKind
 from millrace.security.audit import Allowed, Audit
 from millrace.security.authorizer import NO_AUTHORIZER, Authorizer
+from millrace.security.certificates import make_authority
 from millrace.security.metering import ClientQuotas
+from millrace.security.x509 import pem_certificates
 from millrace.server.answers import AnswerRoom
 from millrace.server.connection import (
     MAX_OVERLAPPING_REPLIES,
@@ -33,6 +35,7 @@ from millrace.server.flow import ConnectionLimits, MemoryBudget
 from millrace.wire.frame import decode_response
 from millrace.wire.keys import ApiKey
 from millrace.wire.messages.groups import HeartbeatResponse
+from support.certificates import LONG_AGO
 from support.streams import receive
 from support.transports import FakeTransport
 
@@ -568,3 +571,21 @@ async def test_a_request_that_is_refused_as_a_whole_does_not_reach_its_handler()
     rig.send(1)
     assert rig.error_answer(HeartbeatResponse) == (1, ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
     assert reached == []
+
+
+# --- certificates -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_good", [True, False])
+async def test_a_certificate_has_to_be_good_where_it_is_not_who_the_client_is_too(is_good: bool) -> None:
+    """On a listener where clients log in besides: OpenSSL resumes a session without a look at the dates."""
+    identity = make_authority("a").issue("alice", clock=None if is_good else LONG_AGO, days=10)
+    (der,) = pem_certificates(identity.certificate)
+    shown = SimpleNamespace(getpeercert=lambda binary_form: der, session_reused=True)
+
+    class Resumed(FakeTransport):
+        def get_extra_info(self, name: str, default: object = None) -> object:
+            return shown if name == "ssl_object" else super().get_extra_info(name, default)
+
+    rig = Rig(make_api(lambda context, body: 1), transport=Resumed())
+    assert rig.transport.aborted != is_good
