@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from millrace.server.answers import AnswerRoom
     from millrace.server.flow import ConnectionLimits, MemoryBudget
     from millrace.server.login import HeaderReader
+    from millrace.server.refusals import Refusals
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +94,7 @@ class Connection(asyncio.BufferedProtocol):
         budget: MemoryBudget,
         answers: AnswerRoom,
         limits: ConnectionLimits | None,
+        refusals: Refusals,
         max_frame_bytes: int,
         spawn: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]],
         on_closed: Callable[[Connection], None],
@@ -107,6 +109,7 @@ class Connection(asyncio.BufferedProtocol):
         self._budget = budget
         self._answers = answers
         self._limits = limits
+        self._refusals = refusals
         self._max_frame_bytes = max_frame_bytes
         self._max_waiting = MAX_WAITING_REQUESTS
         self._quotas = services.quotas
@@ -145,7 +148,7 @@ class Connection(asyncio.BufferedProtocol):
         self._in_line = False
         self._partial_bytes = 0
         self._draining = False
-        self.login = None if login_rules is None else Login(login_rules, self, services.clock)
+        self.login = None if login_rules is None else Login(login_rules, self, services.clock, refusals)
         self.on_lost: dict[object, Callable[[], None]] = {}
         """What handlers bound to this connection; each is called once it is gone."""
         self.served = 0
@@ -205,16 +208,14 @@ class Connection(asyncio.BufferedProtocol):
         self._host, self._port = (str(peer[0]), int(peer[1])) if isinstance(peer, tuple) and peer else ("local", 0)
         refusal = None if self._limits is None else self._limits.admit(self._host)
         if refusal:
-            log.warning("connection from %s refused: %s", self._host, refusal)
-            self._transport.abort()
+            self._turn_away(refusal)
             return
         self._admitted = True
         try:
             self._session = session_of(transport, self._mapper, self._services.clock.wall_ms())
         except NoPrincipal as error:
-            log.warning("connection from %s refused: %s", self._host, printable(str(error)))
             self.login_failed("", "", str(error))
-            self._transport.abort()
+            self._turn_away(str(error))
             return
         if self._session is not ANONYMOUS and self._services.audit is not None:
             self._services.audit.logged_in(self._caller(self._session))
@@ -620,9 +621,16 @@ class Connection(asyncio.BufferedProtocol):
 
     # -------------------------------------------------------------------------------------------------------- ending
 
+    def _turn_away(self, reason: str) -> None:
+        """Close on a peer that may not even begin."""
+        self._refusals.tell(
+            self._host, "connection from %s refused: %s", self._host, printable(reason), level=logging.WARNING
+        )
+        self.abort()
+
     def _refuse(self, error: ProtocolError) -> None:
         """Close on a peer that does not speak the protocol; answers to what it asked before have a moment to leave."""
-        log.info("closing the connection from %s: %s", self._host, printable(str(error)))
+        self._refusals.tell(self._host, "closing the connection from %s: %s", self._host, printable(str(error)))
         if self._replies:
             self._services.clock.call_later(REFUSAL_GRACE_S, self.close)
         self.drain()

@@ -24,6 +24,7 @@ from typing import Any, Final, cast
 
 from millrace.clock import Clock, Timer
 from millrace.server.flow import ConnectionLimits
+from millrace.server.refusals import Refusals
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +87,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         limits: ConnectionLimits,
         line: HandshakeLine,
         clock: Clock,
+        refusals: Refusals,
         on_settled: Callable[[TlsTransport], None],
         on_refused: Callable[[str, str], object] = lambda _host, _reason: None,
     ) -> None:
@@ -96,6 +98,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         self._limits = limits
         self._line = line
         self._clock = clock
+        self._refusals = refusals
         self._on_settled = on_settled
         self._on_refused = on_refused
         self._incoming = ssl.MemoryBIO()
@@ -132,7 +135,9 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         self._host = str(peer[0]) if isinstance(peer, tuple) and peer else "local"
         refusal = self._limits.admit(self._host)
         if refusal:
-            log.warning("connection from %s refused: %s", self._host, refusal)
+            self._refusals.tell(
+                self._host, "connection from %s refused: %s", self._host, refusal, level=logging.WARNING
+            )
             self._socket.abort()
             return
         self._admitted = True
@@ -231,16 +236,18 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
 
     def _give_up(self) -> None:
         self._timer = None
-        log.info("TLS handshake with %s failed: it took longer than %.0f s", self._host, HANDSHAKE_TIMEOUT_S)
+        self._tell_failure("handshake", f"it took longer than {HANDSHAKE_TIMEOUT_S:.0f} s")
         self.abort()
 
     def _fail(self, reason: str) -> None:
         """End a connection that cannot go on; what is to be said has been handed to the socket."""
-        what = "handshake" if self._above is None else "connection"
-        log.info("TLS %s with %s failed: %s", what, self._host, reason)
+        self._tell_failure("handshake" if self._above is None else "connection", reason)
         self._closing = True
         if self._socket is not None:
             self._socket.close() if self._above is None else self._socket.abort()
+
+    def _tell_failure(self, what: str, reason: str) -> None:
+        self._refusals.tell(self._host, "TLS %s with %s failed: %s", what, self._host, reason)
 
     # -------------------------------------------------------------------------------------------------------- reading
 

@@ -32,6 +32,7 @@ from millrace.server.connection import (
     Connection,
 )
 from millrace.server.flow import ConnectionLimits, MemoryBudget
+from millrace.server.refusals import Refusals
 from millrace.wire.frame import decode_response
 from millrace.wire.keys import ApiKey
 from millrace.wire.messages.groups import HeartbeatResponse
@@ -98,6 +99,7 @@ class Rig:
             budget=self.budget,
             answers=self.room,
             limits=self.limits,
+            refusals=Refusals(clock),
             max_frame_bytes=1 << 20,
             spawn=self._spawn,
             on_closed=self.closed.append,

@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from millrace.clock import ManualClock
 from millrace.server.flow import ConnectionLimits
+from millrace.server.refusals import LINES_PER_HOST, SPAN_S, Refusals
 from millrace.server.tls import (
     HANDSHAKE_TIMEOUT_S,
     HANDSHAKES_PER_TURN,
@@ -76,6 +77,7 @@ class Rig:
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.load_cert_chain(pki.server)
         self.line = HandshakeLine()
+        self.refusals = Refusals(self.clock)
         self.above = Above(room_bytes)
         self.settled: list[TlsTransport] = []
         self.transport = TlsTransport(
@@ -84,6 +86,7 @@ class Rig:
             limits=self.limits,
             line=self.line,
             clock=self.clock,
+            refusals=self.refusals,
             on_settled=self.settled.append,
         )
         self.socket = FakeTransport()
@@ -193,6 +196,30 @@ async def test_what_came_with_the_last_handshake_message_is_not_lost(rig: Rig) -
 # --- handshakes -------------------------------------------------------------------------------------------------------
 
 
+def test_who_fails_all_the_time_does_not_fill_the_log(pki: Pki, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    rig = Rig(pki)
+    rig.transport.connection_lost(None)
+    for _ in range(1000):
+        again = TlsTransport(
+            context=lambda: rig.context,
+            connect=lambda: rig.above,
+            limits=rig.limits,
+            line=rig.line,
+            clock=rig.clock,
+            refusals=rig.refusals,
+            on_settled=rig.settled.append,
+        )
+        again.connection_made(cast(Any, FakeTransport()))
+        again.get_buffer(-1)[:1] = b"\0"
+        again.buffer_updated(1)
+        again.connection_lost(None)
+    rig.clock.advance(SPAN_S)
+    *lines, rest = [record.getMessage() for record in caplog.records]
+    assert lines == ["TLS handshake with 10.0.0.1 failed: it does not speak TLS"] * LINES_PER_HOST
+    assert rest.startswith(f"{1000 - LINES_PER_HOST} more")
+
+
 @pytest.mark.parametrize("data", [b"\0\0\0\x1a\0\x12\0\0", b"GET / HTTP/1.1\r\n", b"\x80\x2e\x01"])
 def test_who_does_not_speak_tls_is_closed_without_a_word(rig: Rig, data: bytes) -> None:
     rig.arrive(data)
@@ -233,6 +260,7 @@ async def test_a_handshake_counts_as_a_connection(pki: Pki) -> None:
         limits=rig.limits,
         line=rig.line,
         clock=rig.clock,
+        refusals=rig.refusals,
         on_settled=rig.settled.append,
     )
     late.connection_made(cast(Any, other))
