@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import itertools
 import logging
 import ssl
 from functools import partial
@@ -12,17 +13,23 @@ from typing import Any, cast
 
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from hypothesis import given
+from hypothesis import strategies as st
 
 from millrace.clock import ManualClock
 from millrace.server.flow import ConnectionLimits
 from millrace.server.refusals import LINES_PER_HOST, SPAN_S, Refusals
 from millrace.server.tls import (
+    DATA_PER_EMPTY_BYTES,
     HANDSHAKE_TIMEOUT_S,
     HANDSHAKES_PER_TURN,
-    MAX_UNTAKEN_BYTES,
+    MAX_EMPTY_RECORDS,
     PIECE_BYTES,
     PIECES_PER_TURN,
+    RECORD_HEADER_BYTES,
+    RECORDS_AT_ONCE,
     HandshakeLine,
+    RecordCounter,
     TlsTransport,
 )
 from support.certificates import Pki
@@ -453,29 +460,108 @@ class Renegotiating:
 
     def ask(self, count: int) -> None:
         """Begin a handshake so many times, each with as few bytes as have an answer."""
-        records = bytearray()
-        hello = b"\x01\0\0\0"
-        for _ in range(count):
-            number = self._number.to_bytes(8)
-            self._number += 1
-            sealed = self._cipher.encrypt(self._salt + number, hello, number + b"\x16\x03\x03\0\x04")
-            records += b"\x16\x03\x03" + (len(number + sealed)).to_bytes(2) + number + sealed
-        self._rig.arrive(bytes(records))
+        self._rig.arrive(b"".join(self._sealed(b"\x16", b"\x01\0\0\0") for _ in range(count)))
+
+    def send(self, data: bytes) -> None:
+        size = 16 * 1024
+        for start in range(0, len(data), size):
+            self._rig.arrive(self._sealed(b"\x17", data[start : start + size]))
+
+    def _sealed(self, kind: bytes, data: bytes) -> bytes:
+        number = self._number.to_bytes(8)
+        self._number += 1
+        start = kind + b"\x03\x03"
+        sealed = number + self._cipher.encrypt(self._salt + number, data, number + start + len(data).to_bytes(2))
+        return start + len(sealed).to_bytes(2) + sealed
 
 
-async def test_what_tls_answers_is_bounded_where_the_peer_does_not_read(rig: Rig, pki: Pki, tmp_path: Path) -> None:
+ANSWER_BYTES = 31
+
+
+async def test_records_that_carry_nothing_are_few(rig: Rig, pki: Pki, tmp_path: Path) -> None:
     peer = Renegotiating(rig, pki, tmp_path)
     await peer.shake_hands()
     rig.socket.written.clear()
-    peer.ask(10_000)
-    assert len(rig.socket.written) > MAX_UNTAKEN_BYTES, "it was not answered at all"
-    assert not rig.socket.closed, "it reads"
-    rig.socket.peer_reads = False
-    rig.socket.written.clear()
-    for _ in range(10):
-        peer.ask(1000)
+    for _ in range(MAX_EMPTY_RECORDS):
+        peer.ask(1)
+    assert len(rig.socket.written) == MAX_EMPTY_RECORDS * ANSWER_BYTES
+    assert not rig.socket.closed
+    peer.send(bytes(DATA_PER_EMPTY_BYTES))
+    peer.ask(1)
+    assert not rig.socket.closed
+    assert rig.above.received == bytes(DATA_PER_EMPTY_BYTES)
+    peer.ask(1)
     assert rig.socket.aborted
-    assert len(rig.socket.written) < MAX_UNTAKEN_BYTES + PIECE_BYTES
+
+
+@pytest.mark.parametrize("held_back", [False, True])
+async def test_a_flood_of_records_that_carry_nothing(rig: Rig, pki: Pki, tmp_path: Path, held_back: bool) -> None:
+    """OpenSSL is not given all of it before anybody looks; nor when the connection did not want it at first."""
+    peer = Renegotiating(rig, pki, tmp_path)
+    await peer.shake_hands()
+    rig.socket.written.clear()
+    if held_back:
+        rig.transport.pause_reading()
+    peer.ask(1000)
+    if held_back:
+        assert rig.socket.written == b""
+        rig.transport.resume_reading()
+        await settle()
+    assert rig.socket.aborted
+    assert len(rig.socket.written) <= (MAX_EMPTY_RECORDS + RECORDS_AT_ONCE) * ANSWER_BYTES
+
+
+@pytest.mark.parametrize("room_bytes", [1, 2, 8192])
+async def test_small_records_are_not_empty(pki: Pki, room_bytes: int) -> None:
+    """However many come at once, and however little of one is taken at a time."""
+    rig = await opened(Rig(pki, room_bytes=room_bytes))
+    data = b"abc" * 5 * RECORDS_AT_ONCE
+    for size in (1, 3):
+        for start in range(0, len(data), size):
+            rig.client.write(data[start : start + size])
+        rig.exchange()
+    assert rig.above.received == 2 * data
+    assert rig.transport._empty_records == -MAX_EMPTY_RECORDS
+
+
+async def test_small_records_that_are_not_wanted_at_first(rig: Rig) -> None:
+    await opened(rig)
+    taken: list[int] = []
+
+    def take(nbytes: int) -> None:
+        rig.above.received += rig.above._room[:nbytes]
+        taken.append(nbytes)
+        rig.transport.pause_reading()
+
+    rig.above.buffer_updated = take  # type: ignore[method-assign]
+    data = bytes(range(256)) * 2
+    for byte in data:
+        rig.client.write(bytes([byte]))
+    rig.exchange()
+    assert taken == [RECORDS_AT_ONCE]
+    while len(rig.above.received) < len(data):
+        rig.transport.resume_reading()
+        await settle()
+    assert rig.above.received == data
+    assert taken == [RECORDS_AT_ONCE] * (len(data) // RECORDS_AT_ONCE)
+
+
+@given(st.lists(st.integers(0, 40), max_size=20), st.lists(st.integers(1, 60)), st.integers(1, 5))
+def test_where_records_end(sizes: list[int], cuts: list[int], most: int) -> None:
+    stream = b"".join(b"\x17\x03\x03" + size.to_bytes(2) + bytes(size) for size in sizes)
+    ends = list(itertools.accumulate(RECORD_HEADER_BYTES + size for size in sizes))
+    counter = RecordCounter()
+    pos = found = 0
+    for cut in [*cuts, len(stream)]:
+        chunk = memoryview(stream)[pos : pos + cut]
+        while chunk:
+            taken, ended = counter.take(chunk, most)
+            assert 0 < taken <= len(chunk)
+            assert ended <= most
+            pos, chunk, found = pos + taken, chunk[taken:], found + ended
+            assert found == sum(end <= pos for end in ends)
+            assert not chunk or ended == most
+    assert pos == len(stream)
 
 
 # --- ends -------------------------------------------------------------------------------------------------------------
