@@ -275,8 +275,12 @@ def _load(settings: TlsSettings) -> _Loaded:
         # As in Java, whatever is in the trust store is trusted, be it no root.
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         _load_trust(context, settings)
-    own = read_certificate(pem_certificates(identity.certificates)[0])
-    return _Loaded(context, distinguished_name(own.name) or "nobody", own.starts_ms, own.ends_ms)
+    try:
+        own = read_certificate(pem_certificates(identity.certificates)[0])
+        name = distinguished_name(own.name)
+    except (ValueError, IndexError):  # OpenSSL has taken it, and may be more forgiving
+        raise settings.wrong(identity.setting, "has a certificate that is not understood here") from None
+    return _Loaded(context, name or "nobody", own.starts_ms, own.ends_ms)
 
 
 def _client_context(settings: TlsSettings, checks_names: bool) -> ssl.SSLContext:

@@ -172,6 +172,16 @@ def test_contradictions(pki: Pki) -> None:
 
 Spoil = Callable[[Pki], object]
 
+
+def without_a_date(pki: Pki) -> None:
+    """A certificate that OpenSSL takes, until somebody asks it for the date."""
+    identity = pki.renew()
+    der = ssl.PEM_cert_to_DER_cert(identity.certificate.decode())
+    start = der.index(b"\x17\x0d") + 2
+    spoilt = ssl.DER_cert_to_PEM_cert(der[:start] + b"????" + der[start + 4 :])
+    pki.server.write_bytes(identity.key + spoilt.encode())
+
+
 SPOILT: dict[str, tuple[Spoil, str]] = {
     "missing": (lambda pki: pki.server.unlink(), "cannot be read: No such file or directory"),
     "directory": (lambda pki: (pki.server.unlink(), pki.server.mkdir()), "cannot be read: Is a directory"),
@@ -192,6 +202,7 @@ SPOILT: dict[str, tuple[Spoil, str]] = {
         "has an encrypted private key: set ssl.key.password",
     ),
     "jks": (lambda pki: pki.server.write_bytes(b"\xfe\xed\xfe\xed" + bytes(100)), "is a JKS store"),
+    "no date": (without_a_date, "has a certificate that is not understood here"),
     "der": (lambda pki: pki.server.write_bytes(b"\x30\x82" + bytes(100)), "no PKCS#12 store"),
 }
 
