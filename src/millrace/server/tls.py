@@ -326,9 +326,13 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
             arrived = arrived[taken:]
             self._empty_records += records
             self._receive()
-            if self._empty_records > 0 and self._reading and not self._closing:
-                self._fail("its records carry nothing")
+            self._check_records()
         self._unfed = b"" if self._closing else bytes(arrived)
+
+    def _check_records(self) -> None:
+        """Those that are not wanted yet may carry something."""
+        if self._empty_records > 0 and self._reading and not self._closing:
+            self._fail("its records carry nothing")
 
     def _receive(self) -> None:
         """Hand up what OpenSSL has been given, for as long as it is wanted."""
