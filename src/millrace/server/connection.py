@@ -54,6 +54,8 @@ log = logging.getLogger(__name__)
 MAX_WAITING_REQUESTS: Final = 128
 """Whole requests that one connection may have received and not yet begun; more stay in the kernel."""
 MAX_WAITING_BEFORE_LOGIN: Final = 2
+LOGIN_BYTES: Final = 4096
+"""What may have arrived of a message of a login while the memory budget is used up: most are smaller."""
 MAX_OVERLAPPING_REPLIES: Final = 128
 MAX_REQUESTS_PER_TURN: Final = 16
 """Requests that one connection may begin before the other connections get their turn."""
@@ -281,7 +283,9 @@ class Connection(asyncio.BufferedProtocol):
             self.idle_since_mark = False
             self._advance()
         if self._budget.exhausted or len(self._requests) > self._max_waiting:
-            if self._budget.overrun and held_bytes:
+            # Who has not logged in is not waited for: strangers cannot use up what is there for the others.
+            is_in_the_way = self._is_narrow and self._budget.exhausted and held_bytes > LOGIN_BYTES
+            if is_in_the_way or (self._budget.overrun and held_bytes):
                 self._refuse(ProtocolError(f"no room for a request that is being received, {self._budget!r}"))
                 return
             self._hold_reading()
@@ -433,7 +437,7 @@ class Connection(asyncio.BufferedProtocol):
         context = RequestContext(
             self._services, header, version, self._host, self._listener, self, self._session, needs=api.needs
         )
-        if self._quotas.active and self._apis is self._all_apis:  # before a login nobody is known
+        if self._quotas.active and not self._is_narrow:  # before a login nobody is known
             context.meter = self._meter(api, context, size_bytes)
         request = api.decode(version, frame, pos)
         if self._services.audit is not None:
@@ -590,6 +594,11 @@ class Connection(asyncio.BufferedProtocol):
             transport.set_write_buffer_limits(0, 0)
 
     # --------------------------------------------------------------------------------------------------------- login
+
+    @property
+    def _is_narrow(self) -> bool:
+        """Nobody is logged in, or not any more."""
+        return self._apis is not self._all_apis
 
     def narrow(self, apis: Mapping[int, Api], max_frame_bytes: int, read_header: HeaderReader) -> None:
         """Serve nothing but `apis`, which may be none of the registry's, in frames that `read_header` understands."""

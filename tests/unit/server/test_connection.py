@@ -26,6 +26,7 @@ from millrace.security.metering import ClientQuotas
 from millrace.security.x509 import pem_certificates
 from millrace.server.answers import AnswerRoom
 from millrace.server.connection import (
+    LOGIN_BYTES,
     MAX_OVERLAPPING_REPLIES,
     MAX_REQUESTS_PER_TURN,
     MAX_WAITING_REQUESTS,
@@ -33,7 +34,7 @@ from millrace.server.connection import (
 )
 from millrace.server.flow import ConnectionLimits, MemoryBudget
 from millrace.server.refusals import Refusals
-from millrace.wire.frame import decode_response
+from millrace.wire.frame import decode_response, read_request_header
 from millrace.wire.keys import ApiKey
 from millrace.wire.messages.groups import HeartbeatResponse
 from support.certificates import LONG_AGO
@@ -311,6 +312,19 @@ def make_large(handler: Callable[..., Any], *, overlaps: bool = False) -> Api:
         make_api(handler, overlaps=overlaps),
         encode=lambda correlation_id, version, response: (struct.pack(">i", correlation_id), bytes(LARGE_BYTES - 4)),
     )
+
+
+async def test_over_the_budget_a_half_request_of_a_stranger_is_closed() -> None:
+    budget_bytes = 2 * LOGIN_BYTES // 3
+    rig = Rig(make_api(lambda context, body: 1), budget_bytes=budget_bytes)
+    rig.connection.narrow({}, 50_000, read_request_header)
+    receive(rig.connection, struct.pack(">i", 50_000) + bytes(budget_bytes + 100))
+    assert not rig.transport.closed, "a login may be that large"
+    receive(rig.connection, bytes(LOGIN_BYTES - budget_bytes))
+    assert rig.budget.exhausted and not rig.budget.overrun
+    assert rig.transport.closed
+    rig.connection.connection_lost(None)
+    assert rig.budget.used_bytes == 0
 
 
 async def test_an_answer_counts_as_memory_until_its_last_byte_was_taken() -> None:
