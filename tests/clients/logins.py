@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import selectors
 import time
+from collections.abc import Sequence
+from contextlib import ExitStack
 
 import pytest
 from aiokafka import AIOKafkaProducer
@@ -32,6 +35,27 @@ def writes_and_reads(client: Client, bootstrap: str, topic: str) -> None:
         assert [record.value for record in read_count(reader, len(values))] == values
         reader.commit()
         reader.close()
+
+
+def write_while_logins_end(clients: Sequence[Client], bootstrap: str, topic: str, seconds: float) -> None:
+    """All clients write for so long, each to a partition of its own, and find there what they have written."""
+    with ExitStack() as running:
+        for client in clients:
+            running.enter_context(client.running())
+        senders = [client.sender(bootstrap) for client in clients]
+        values: list[bytes] = []
+        ends_at = time.monotonic() + seconds
+        while time.monotonic() < ends_at:
+            values.append(b"%d" % len(values))
+            for pending in [sender.send(topic, values[-1], partition=own) for own, sender in enumerate(senders)]:
+                pending.result(30)
+            time.sleep(0.01)
+        for own, (client, sender) in enumerate(zip(clients, senders, strict=True)):
+            sender.close()
+            reader = client.reader(bootstrap)
+            reader.assign([(topic, own)])
+            assert [record.value for record in read_count(reader, len(values))] == values
+            reader.close()
 
 
 def refusal_of_librdkafka(bootstrap: str, login: Login) -> str:
@@ -64,6 +88,15 @@ def told_by_kafka_python(bootstrap: str, login: Login, words: str, log: pytest.L
     return log.text
 
 
+async def _sockets_are_closed() -> None:
+    """It does not wait for its connections to end, and with TLS they take a moment."""
+    selector: selectors.BaseSelector = asyncio.get_running_loop()._selector  # type: ignore[attr-defined]
+    ends_at = time.monotonic() + 20
+    while len(selector.get_map()) > 1:  # the loop's own is there always
+        assert time.monotonic() < ends_at, "a connection stays open"
+        await asyncio.sleep(0.005)
+
+
 def refusal_of_aiokafka(bootstrap: str, login: Login, log: pytest.LogCaptureFixture) -> str:
     async def start() -> None:
         producer = AIOKafkaProducer(**Aiokafka(login)._address(bootstrap))
@@ -71,6 +104,7 @@ def refusal_of_aiokafka(bootstrap: str, login: Login, log: pytest.LogCaptureFixt
             await producer.start()
         finally:
             await producer.stop()
+            await _sockets_are_closed()
 
     with log.at_level(logging.WARNING, "aiokafka"), pytest.raises(AioError) as caught:
         asyncio.run(start())

@@ -11,8 +11,13 @@ import pytest
 
 from clients.adapters.interface import Client, Login
 from clients.conftest import CLIENTS
-from clients.logins import refusal_of_aiokafka, refusal_of_kafka_python, refusal_of_librdkafka, writes_and_reads
-from clients.reading import read_count
+from clients.logins import (
+    refusal_of_aiokafka,
+    refusal_of_kafka_python,
+    refusal_of_librdkafka,
+    write_while_logins_end,
+    writes_and_reads,
+)
 from millrace.security.certificates import make_authority
 from millrace.testing import Cluster
 from support import identity_provider as provider
@@ -50,12 +55,12 @@ def secured(directory: Path) -> Iterator[Cluster]:
             yield cluster
 
 
-def by_token(lifetime_s: float = 300, ca_file: str = "", **claims: str) -> Login:
+def by_token(lifetime_s: float = 300, ca_file: str = "", **claims: object) -> Login:
     """A login for which every token is made when it is asked for."""
 
     def make() -> tuple[str, float]:
         ends_at = time.time() + lifetime_s
-        return provider.token(provider.claims(exp=ends_at, **claims)), ends_at
+        return provider.token(provider.claims(**{"exp": ends_at, **claims})), ends_at
 
     return Login("OAUTHBEARER", "", "", ca_file, make)
 
@@ -71,8 +76,12 @@ def test_a_client_logs_in_and_works(
     writes_and_reads(kind(by_token(ca_file=ca_file)), secured.bootstrap_servers_of(protocol), topic)
 
 
-def test_clients_are_told_that_their_token_does_not_count(secured: Cluster, caplog: pytest.LogCaptureFixture) -> None:
-    bootstrap, login = secured.bootstrap_servers_of("SASL_PLAINTEXT"), by_token(aud="somebody")
+@pytest.mark.parametrize("wrong", [{"aud": "somebody"}, {"exp": 1_700_000_000}], ids=["of another", "expired"])
+def test_clients_are_told_that_their_token_does_not_count(
+    secured: Cluster, directory: Path, wrong: dict[str, object], caplog: pytest.LogCaptureFixture
+) -> None:
+    bootstrap = secured.bootstrap_servers_of("SASL_SSL")
+    login = by_token(ca_file=str(directory / "ca.pem"), **wrong)
     assert "invalid_token" in refusal_of_librdkafka(bootstrap, login)
     assert "invalid_token" in refusal_of_kafka_python(bootstrap, login, "invalid_token", caplog)
     caplog.clear()
@@ -80,24 +89,8 @@ def test_clients_are_told_that_their_token_does_not_count(secured: Cluster, capl
     assert "closed" in refusal_of_aiokafka(bootstrap, login, caplog)
 
 
-@each_client
-def test_a_token_that_ends_costs_no_record(
-    secured: Cluster, kind: Callable[[Login], Client], fresh: Callable[[str], str]
-) -> None:
+def test_a_token_that_ends_costs_no_record(secured: Cluster, directory: Path, fresh: Callable[[str], str]) -> None:
     topic = fresh("again")
-    secured.create_topic(topic)
-    client = kind(by_token(LIFETIME_S))
-    bootstrap = secured.bootstrap_servers_of("SASL_PLAINTEXT")
-    with client.running():
-        sender = client.sender(bootstrap)
-        sent = 0
-        ends_at = time.monotonic() + 3 * LIFETIME_S
-        while time.monotonic() < ends_at:
-            sender.send(topic, b"%d" % sent, partition=0).result(30)
-            sent += 1
-            time.sleep(0.01)
-        sender.close()
-        reader = client.reader(bootstrap)
-        reader.assign([(topic, 0)])
-        assert [record.value for record in read_count(reader, sent)] == [b"%d" % number for number in range(sent)]
-        reader.close()
+    clients: list[Client] = [kind(by_token(LIFETIME_S, str(directory / "ca.pem"))) for kind in CLIENTS]
+    secured.create_topic(topic, len(clients))
+    write_while_logins_end(clients, secured.bootstrap_servers_of("SASL_SSL"), topic, 3 * LIFETIME_S)

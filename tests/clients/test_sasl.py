@@ -4,17 +4,23 @@ session ends."""
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from clients.adapters.aio import Aiokafka
+from clients.adapters.confluent import Confluent
 from clients.adapters.interface import Client, Login
+from clients.adapters.kafka_python import KafkaPython
 from clients.conftest import CLIENTS
-from clients.logins import refusal_of_aiokafka, refusal_of_kafka_python, refusal_of_librdkafka, writes_and_reads
-from clients.reading import read_count
+from clients.logins import (
+    refusal_of_aiokafka,
+    refusal_of_kafka_python,
+    refusal_of_librdkafka,
+    write_while_logins_end,
+    writes_and_reads,
+)
 from millrace.security.certificates import make_authority
 from millrace.testing import Cluster
 from support.raw import RawClient
@@ -95,12 +101,13 @@ def test_a_user_of_the_jaas_line(
 # --- who is turned away -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS)
+@each_mechanism
 @pytest.mark.parametrize("user", [USER, "nobody"])
 def test_a_client_is_told_the_same_of_a_wrong_password_and_of_a_user_who_is_not_there(
-    forgetful: Cluster, mechanism: str, user: str, caplog: pytest.LogCaptureFixture
+    forgetful: Cluster, certificates: Path, mechanism: str, user: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bootstrap, login = forgetful.bootstrap_servers_of("SASL_PLAINTEXT"), Login(mechanism, user, "wrong")
+    login = Login(mechanism, user, "wrong", str(certificates / "ca.pem"))
+    bootstrap = forgetful.bootstrap_servers_of("SASL_SSL")
     text = (
         "Invalid username or password"
         if mechanism == "PLAIN"
@@ -115,34 +122,21 @@ def test_a_client_is_told_the_same_of_a_wrong_password_and_of_a_user_who_is_not_
 # --- logging in again -------------------------------------------------------------------------------------------------
 
 
-@each_client
-@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-512"])
+@pytest.mark.parametrize("kinds", [[Confluent, KafkaPython], [Aiokafka]], ids=["on the same connection", "on another"])
 def test_a_session_that_ends_costs_no_record(
     forgetful: Cluster,
-    kind: Callable[[Login], Client],
-    mechanism: str,
+    certificates: Path,
+    kinds: list[Callable[[Login], Client]],
     fresh: Callable[[str], str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """librdkafka and kafka-python log in again on the same connection (KIP-368); aiokafka does not know how: it is
     closed on, connects again and sends again what was not answered."""
-    topic = fresh("again")
-    forgetful.create_topic(topic)
-    client = kind(Login(mechanism, USER, PASSWORD))
-    bootstrap = forgetful.bootstrap_servers_of("SASL_PLAINTEXT")
+    topic, trusted = fresh("again"), str(certificates / "ca.pem")
+    logins = [Login(mechanism, USER, PASSWORD, trusted) for mechanism in ("PLAIN", "SCRAM-SHA-512")]
+    clients = [kind(login) for kind in kinds for login in logins]
+    forgetful.create_topic(topic, len(clients))
     caplog.set_level(logging.INFO, "millrace.server")
-    with client.running():
-        sender = client.sender(bootstrap)
-        sent = 0
-        ends_at = time.monotonic() + 2.2 * SESSION_MS / 1000  # two sessions end
-        while time.monotonic() < ends_at:
-            sender.send(topic, b"%d" % sent, partition=0).result(30)
-            sent += 1
-            time.sleep(0.01)
-        sender.close()
-        reader = client.reader(bootstrap)
-        reader.assign([(topic, 0)])
-        assert [record.value for record in read_count(reader, sent)] == [b"%d" % number for number in range(sent)]
-        reader.close()
+    write_while_logins_end(clients, forgetful.bootstrap_servers_of("SASL_SSL"), topic, 2.2 * SESSION_MS / 1000)
     closed_on = any(HAS_TO_LOG_IN in record.getMessage() for record in caplog.records)
-    assert closed_on == isinstance(client, Aiokafka)
+    assert closed_on == (kinds == [Aiokafka])

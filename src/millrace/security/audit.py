@@ -198,7 +198,8 @@ class Audit:
 
     def login_failed(self, caller: Caller, reason: str, *, again: bool = False) -> None:
         """`caller` is who it said it was; the reason is one of a few fixed texts, and never what was sent."""
-        self._login(caller, reason, again=again)
+        # What somebody says to be, who is not in, may be as long as a message, and is kept for a while.
+        self._login(replace(caller, principal=caller.principal[: ocsf.MAX_TEXT]), reason, again=again)
 
     def _login(self, caller: Caller, refusal: str | None, *, again: bool) -> None:
         source = self._source

@@ -22,7 +22,7 @@ import logging
 import os
 import socket
 import ssl
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -101,7 +101,7 @@ def _read_key(row: Any) -> VerificationKey | None:
     algorithms = _algorithms_of(key)
     named = row.get("alg")
     if named is not None:
-        algorithms &= {named}
+        algorithms = frozenset(each for each in algorithms if each == named)
     if not algorithms or not (key_id is None or isinstance(key_id, str)):
         return None
     return VerificationKey(key_id, algorithms, key)
@@ -182,8 +182,11 @@ class JwksEndpoint:
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         # A time-out of a socket begins anew with every byte: whoever sends one at a time is cut off here.
         timer = self._clock.call_later(FETCH_S, functools.partial(_cut, connection))
+        ends_at = self._clock.monotonic() + FETCH_S
         try:
-            return parse_jwks(await asyncio.to_thread(_get, connection, path))
+            return await asyncio.to_thread(
+                lambda: parse_jwks(_get(connection, path, lambda: self._clock.monotonic() < ends_at))
+            )
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise JwksError(f"{self._url}: {str(error) or type(error).__name__}") from None
         except JwksError as error:
@@ -193,8 +196,11 @@ class JwksEndpoint:
             _cut(connection)
 
 
-def _get(connection: http.client.HTTPSConnection, path: str) -> bytes:
+def _get(connection: http.client.HTTPSConnection, path: str, in_time: Callable[[], bool]) -> bytes:
     try:
+        connection.connect()
+        if not in_time():  # and there was nothing to cut yet
+            raise JwksError("it took too long to connect")
         connection.request("GET", path, headers={"Accept": "application/json", "Connection": "close"})
         with connection.getresponse() as response:
             if response.status != http.client.OK:

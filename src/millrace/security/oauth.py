@@ -16,7 +16,6 @@ import base64
 import binascii
 import json
 import logging
-import math
 import re
 from collections.abc import Awaitable
 from dataclasses import dataclass, field
@@ -37,6 +36,8 @@ logger = logging.getLogger(__name__)
 MAX_TOKEN_BYTES: Final = 32 * 1024
 MAX_HEADER_BYTES: Final = 4096
 MAX_SUBJECT_LENGTH: Final = 255
+MAX_TIME_S: Final = 10**14
+"""Of a claim: far beyond any date (Unix milliseconds taken for seconds, too), and still a number that can be sent."""
 REFUSAL: Final = b'{"status":"invalid_token"}'
 
 _FAST: Final = frozenset({"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "Ed25519"})
@@ -194,7 +195,7 @@ def _audiences(value: Any) -> frozenset[str]:
 
 def _time_ms(claims: dict[str, Any], name: str) -> int:
     value = claims.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_TIME_S:
         raise LoginFailed(f"the token has no time in its claim {name}")
     return int(value * 1000)
 

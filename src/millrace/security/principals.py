@@ -160,15 +160,21 @@ def _expanded(replacement: str, match: Any, groups: int) -> str:
 # --- sessions ---------------------------------------------------------------------------------------------------------
 
 
-def session_of(transport: asyncio.BaseTransport, mapper: PrincipalMapper, wall_ms: int) -> Session:
-    """Who is at the other end of a TLS connection whose handshake is done; NoPrincipal: nobody who may stay."""
+def session_of(transport: asyncio.BaseTransport, mapper: PrincipalMapper | None, wall_ms: int) -> Session:
+    """Who is at the other end of a connection, whose handshake is done if it has TLS; NoPrincipal: nobody who may stay.
+
+    Without a mapper a certificate says nothing about who it is, and still has to be good.
+    """
     tls: ssl.SSLObject | None = transport.get_extra_info("ssl_object")
     shown = None if tls is None else tls.getpeercert(binary_form=True)
     if tls is None or shown is None:
         return ANONYMOUS
-    certificate = read_certificate(shown)
-    name = distinguished_name(certificate.name)
+    try:
+        certificate = read_certificate(shown)
+        name = distinguished_name(certificate.name)
+    except (ValueError, IndexError):  # OpenSSL has read it, and may be more forgiving
+        raise NoPrincipal("its certificate has something that is not understood here") from None
     # OpenSSL looks at the dates in a full handshake only.
     if tls.session_reused and not certificate.starts_ms <= wall_ms <= certificate.ends_ms:
         raise NoPrincipal(f"the certificate of {name} is not good any more")
-    return Session(f"User:{mapper.name_of(name)}")
+    return ANONYMOUS if mapper is None else Session(f"User:{mapper.name_of(name)}")

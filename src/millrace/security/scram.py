@@ -6,8 +6,8 @@ offered.
 A user who does not exist is answered like one who does: with a salt that stays the same (`Decoys`), by the same code,
 and told only after the proof that the login has failed.
 
-Invariants: `salted_password` is the only thing here that takes long, and no exchange calls it; secrets are compared in
-constant time; no secret is in a repr or in the text of an error.
+Invariants: `salted_password` is the only thing here that takes long, and no exchange calls it; what an exchange keeps
+of a client's words is bounded; secrets are compared in constant time; no secret is in a repr or in an error's text.
 """
 
 from __future__ import annotations
@@ -161,6 +161,9 @@ _CLIENT_FINAL: Final = re.compile(
     r"(?P<without_proof>c=(?P<binding>[A-Za-z0-9/+=]+),r=(?P<nonce>[!-+\--~]+)(?:,[A-Za-z]+=[^\0,]+)*)"
     r",p=(?P<proof>[A-Za-z0-9/+=]+)"
 )
+MAX_MESSAGE_BYTES: Final = 16 * 1024
+"""Name and authorization id of a kilobyte, each byte escaped, and more than any client needs: what a stranger has said
+is kept until it says the rest, and nobody counts it."""
 _BY_TOKEN: Final = ("tokenauth", "true")
 _NONCE_BYTES: Final = 24
 
@@ -194,6 +197,8 @@ class ScramExchange:
     def step(self, message: bytes) -> Step | Awaitable[Step]:
         if self._is_over:
             raise LoginFailed("a message after the last one")
+        if len(message) > MAX_MESSAGE_BYTES:
+            raise LoginFailed(f"a message is larger than {MAX_MESSAGE_BYTES} bytes")
         text = _text(message)
         if self._challenge is not None:
             self._is_over = True

@@ -155,9 +155,10 @@ class ServerTls:
             if seen == self._seen:
                 self._warned = ""
                 return
-            self._seen = seen
-            # The stamps are older than what is read now: a write in between is seen the next time.
+            # The stamps are older than what is read now: a write in between is seen the next time. What cannot be
+            # read or used is tried again each time: the reason need not be in the file.
             self._loaded = await asyncio.to_thread(_load, settings)
+            self._seen = seen
         except ConfigError as error:
             if str(error) != self._warned:
                 self._warned = str(error)
@@ -286,8 +287,12 @@ def _load(settings: TlsSettings) -> _Loaded:
         # As in Java, whatever is in the trust store is trusted, be it no root.
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         _load_trust(context, settings)
-    own = read_certificate(pem_certificates(identity.certificates)[0])
-    return _Loaded(context, distinguished_name(own.name) or "nobody", own.starts_ms, own.ends_ms)
+    try:
+        own = read_certificate(pem_certificates(identity.certificates)[0])
+        name = distinguished_name(own.name)
+    except (ValueError, IndexError):  # OpenSSL has taken it, and may be more forgiving
+        raise settings.wrong(identity.setting, "has a certificate that is not understood here") from None
+    return _Loaded(context, name or "nobody", own.starts_ms, own.ends_ms)
 
 
 def _client_context(settings: TlsSettings, checks_names: bool) -> ssl.SSLContext:

@@ -48,12 +48,15 @@ if TYPE_CHECKING:
     from millrace.server.answers import AnswerRoom
     from millrace.server.flow import ConnectionLimits, MemoryBudget
     from millrace.server.login import HeaderReader
+    from millrace.server.refusals import Refusals
 
 log = logging.getLogger(__name__)
 
 MAX_WAITING_REQUESTS: Final = 128
 """Whole requests that one connection may have received and not yet begun; more stay in the kernel."""
 MAX_WAITING_BEFORE_LOGIN: Final = 2
+LOGIN_BYTES: Final = 4096
+"""What may have arrived of a message of a login while the memory budget is used up: most are smaller."""
 MAX_OVERLAPPING_REPLIES: Final = 128
 MAX_REQUESTS_PER_TURN: Final = 16
 """Requests that one connection may begin before the other connections get their turn."""
@@ -94,6 +97,7 @@ class Connection(asyncio.BufferedProtocol):
         budget: MemoryBudget,
         answers: AnswerRoom,
         limits: ConnectionLimits | None,
+        refusals: Refusals,
         max_frame_bytes: int,
         spawn: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]],
         on_closed: Callable[[Connection], None],
@@ -108,6 +112,7 @@ class Connection(asyncio.BufferedProtocol):
         self._budget = budget
         self._answers = answers
         self._limits = limits
+        self._refusals = refusals
         self._max_frame_bytes = max_frame_bytes
         self._max_waiting = MAX_WAITING_REQUESTS
         self._quotas = services.quotas
@@ -146,7 +151,7 @@ class Connection(asyncio.BufferedProtocol):
         self._in_line = False
         self._partial_bytes = 0
         self._draining = False
-        self.login = None if login_rules is None else Login(login_rules, self, services.clock)
+        self.login = None if login_rules is None else Login(login_rules, self, services.clock, refusals)
         self.on_lost: dict[object, Callable[[], None]] = {}
         """What handlers bound to this connection; each is called once it is gone."""
         self.served = 0
@@ -206,20 +211,17 @@ class Connection(asyncio.BufferedProtocol):
         self._host, self._port = (str(peer[0]), int(peer[1])) if isinstance(peer, tuple) and peer else (LOCAL_HOST, 0)
         refusal = None if self._limits is None else self._limits.admit(self._host)
         if refusal:
-            log.warning("connection from %s refused: %s", self._host, refusal)
-            self._transport.abort()
+            self._turn_away(refusal)
             return
         self._admitted = True
-        if self._mapper is not None:
-            try:
-                self._session = session_of(transport, self._mapper, self._services.clock.wall_ms())
-            except NoPrincipal as error:
-                log.warning("connection from %s refused: %s", self._host, printable(str(error)))
-                self.login_failed("", "", str(error))
-                self._transport.abort()
-                return
-            if self.login is None and self._session is not ANONYMOUS and self._services.audit is not None:
-                self._services.audit.logged_in(self._caller(self._session))
+        try:
+            self._session = session_of(transport, self._mapper, self._services.clock.wall_ms())
+        except NoPrincipal as error:
+            self.login_failed("", "", str(error))
+            self._turn_away(str(error))
+            return
+        if self._session is not ANONYMOUS and self._services.audit is not None:
+            self._services.audit.logged_in(self._caller(self._session))
         self._answers.holders.add(self)
         self._transport.set_write_buffer_limits(WRITE_BUFFER_HIGH_BYTES, 0)
         peer_socket = transport.get_extra_info("socket")
@@ -282,7 +284,9 @@ class Connection(asyncio.BufferedProtocol):
             self.idle_since_mark = False
             self._advance()
         if self._budget.exhausted or len(self._requests) > self._max_waiting:
-            if self._budget.overrun and held_bytes:
+            # Who has not logged in is not waited for: strangers cannot use up what is there for the others.
+            is_in_the_way = self._is_narrow and self._budget.exhausted and held_bytes > LOGIN_BYTES
+            if is_in_the_way or (self._budget.overrun and held_bytes):
                 self._refuse(ProtocolError(f"no room for a request that is being received, {self._budget!r}"))
                 return
             self._hold_reading()
@@ -437,7 +441,7 @@ class Connection(asyncio.BufferedProtocol):
         context = RequestContext(
             self._services, header, version, self._host, self._listener, self, self._session, needs=api.needs
         )
-        if self._quotas.active and self._apis is self._all_apis:  # before a login nobody is known
+        if self._quotas.active and not self._is_narrow:  # before a login nobody is known
             context.meter = self._meter(api, context, size_bytes)
         request = api.decode(version, frame, pos)
         if self._services.audit is not None:
@@ -596,6 +600,11 @@ class Connection(asyncio.BufferedProtocol):
 
     # --------------------------------------------------------------------------------------------------------- login
 
+    @property
+    def _is_narrow(self) -> bool:
+        """Nobody is logged in, or not any more."""
+        return self._apis is not self._all_apis
+
     def narrow(self, apis: Mapping[int, Api], max_frame_bytes: int, read_header: HeaderReader) -> None:
         """Serve nothing but `apis`, which may be none of the registry's, in frames that `read_header` understands."""
         self._apis = apis
@@ -626,9 +635,16 @@ class Connection(asyncio.BufferedProtocol):
 
     # -------------------------------------------------------------------------------------------------------- ending
 
+    def _turn_away(self, reason: str) -> None:
+        """Close on a peer that may not even begin."""
+        self._refusals.tell(
+            self._host, "connection from %s refused: %s", self._host, printable(reason), level=logging.WARNING
+        )
+        self.abort()
+
     def _refuse(self, error: ProtocolError) -> None:
         """Close on a peer that does not speak the protocol; answers to what it asked before have a moment to leave."""
-        log.info("closing the connection from %s: %s", self._host, printable(str(error)))
+        self._refusals.tell(self._host, "closing the connection from %s: %s", self._host, printable(str(error)))
         if self._replies:
             self._services.clock.call_later(REFUSAL_GRACE_S, self.close)
         self.drain()

@@ -5,7 +5,8 @@ of answers that peers have not taken; `answers` sees to it that these leave a qu
 reading and line up; they go on in that order as bytes are given back. While whole requests hold less than half of it,
 the first in the line is let through all the same: the rest then lies in half-received requests and unread answers,
 which may never give anything back, and a broker full of them would otherwise wait for itself for ever. At twice the
-budget that ends, too: whoever sends then is closed.
+budget that ends, too: whoever sends then is closed. Who has not logged in, and sends more than a login needs, is closed
+over the budget already: the rest is for those who have.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from millrace.errors import ConfigError, MillraceError
 from millrace.security.ocsf import Caller
 from millrace.security.sessions import ANONYMOUS
 from millrace.server.connection import Connection
+from millrace.server.refusals import Refusals
 from millrace.server.throttling import Arrival, Arrivals
 from millrace.server.tls import HandshakeLine, TlsTransport
 from millrace.tasks import Tasks, cancel
@@ -76,6 +77,7 @@ class Listener:
         self._arriving: set[TlsTransport | Arrival] = set()
         """Sockets that are not connections yet."""
         self._handshake_line = HandshakeLine()
+        self._refusals = Refusals(clock)
         self._sockets: list[socket.socket] = []
         self._servers: list[asyncio.Server] = []
         self._sweeper: asyncio.Task[None] | None = None
@@ -126,7 +128,7 @@ class Listener:
         enter = self._connect if self.tls is None else self._shake_hands
         if not self._arrivals.are_limited(self.name):
             return enter()
-        arrival = Arrival(self._arrivals, self.name, enter, self._arriving.discard)
+        arrival = Arrival(self._arrivals, self.name, enter, self._arriving.discard, self._refusals)
         self._arriving.add(arrival)
         return arrival
 
@@ -138,6 +140,7 @@ class Listener:
             budget=self._budget,
             answers=self._answers,
             limits=self._limits if self.tls is None else None,
+            refusals=self._refusals,
             # Where there is a login, that says who somebody is, and not the certificate.
             mapper=None if self.tls is None or self._login_rules is not None else self.tls.mapper,
             max_frame_bytes=self._max_frame_bytes,
@@ -157,6 +160,7 @@ class Listener:
             limits=self._limits,
             line=self._handshake_line,
             clock=self._clock,
+            refusals=self._refusals,
             on_settled=self._arriving.discard,
             on_refused=self._handshake_refused,
         )
@@ -203,3 +207,4 @@ class Listener:
         for connection in tuple(self.connections):
             connection.abort()
         await self._tasks.stop()
+        self._refusals.stop()

@@ -33,6 +33,7 @@ from millrace.wire.messages.sasl import SaslAuthenticateRequest, SaslAuthenticat
 if TYPE_CHECKING:
     from millrace.clock import Clock, Timer
     from millrace.handlers.registry import Buffers
+    from millrace.server.refusals import Refusals
 
 log = logging.getLogger(__name__)
 
@@ -84,10 +85,11 @@ class Door(Protocol):
 class Login:
     """The login of one connection. Owner: that connection."""
 
-    def __init__(self, rules: LoginRules, door: Door, clock: Clock) -> None:
+    def __init__(self, rules: LoginRules, door: Door, clock: Clock, refusals: Refusals) -> None:
         self._rules = rules
         self._door = door
         self._clock = clock
+        self._refusals = refusals
         self._host = ""
         self._mechanism = ""
         self._exchange: Exchange | None = None
@@ -215,7 +217,8 @@ class Login:
 
     async def _refuse(self, response: R, reason: str) -> R:
         """Answer late, so that guessing takes its time, and close; nothing else of this client is begun meanwhile."""
-        log.info("a login from %s by %s failed: %s", self._host, self._mechanism or "no mechanism", reason)
+        mechanism = self._mechanism or "no mechanism"
+        self._refusals.tell(self._host, "a login from %s by %s failed: %s", self._host, mechanism, reason)
         self._door.login_failed("" if self._exchange is None else self._exchange.user, self._mechanism, reason)
         self._exchange = None
         await self._clock.sleep(self._rules.failure_delay_s)
@@ -232,7 +235,8 @@ class Login:
         self._set_timer(self._rules.within_s, self._too_late)
 
     def _too_late(self) -> None:
-        log.info("closing the connection from %s: no login within %.1f s", self._host, self._rules.within_s)
+        within_s = self._rules.within_s
+        self._refusals.tell(self._host, "closing the connection from %s: no login within %.1f s", self._host, within_s)
         self._door.abort()
 
     def _set_timer(self, seconds: float | None, callback: Callable[[], None]) -> None:

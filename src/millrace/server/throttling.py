@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from millrace.config import BrokerConfig
     from millrace.handlers.context import RequestContext
     from millrace.handlers.registry import Api
-
-log = logging.getLogger(__name__)
+    from millrace.server.refusals import Refusals
 
 MAX_WAITING: Final = 1024
 """Sockets that wait for their turn, or are held before they are closed; more are closed at once."""
@@ -184,12 +183,14 @@ class Arrival(asyncio.BufferedProtocol):
         listener: str,
         enter: Callable[[], asyncio.BufferedProtocol],
         on_settled: Callable[[Arrival], None],
+        refusals: Refusals,
     ) -> None:
         """`enter` makes the protocol that takes over; `on_settled` is told that it has, or that the peer is gone."""
         self._arrivals = arrivals
         self._listener = listener
         self._enter = enter
         self._on_settled = on_settled
+        self._refusals = refusals
         self._transport: asyncio.Transport | None = None
         self._timer: Timer | None = None
         self._early = bytearray()
@@ -205,11 +206,12 @@ class Arrival(asyncio.BufferedProtocol):
         held_s = self._arrivals.too_fast_s(host)
         wait_s = held_s or self._arrivals.turn_s(self._listener)
         if wait_s > MAX_TURN_S or (wait_s and self._arrivals.waiting >= MAX_WAITING):
-            log.warning("connection from %s refused: others wait, its turn would be in %.0f s", host, wait_s)
+            text = "connection from %s refused: others wait, its turn would be in %.0f s"
+            self._refusals.tell(host, text, host, wait_s, level=logging.WARNING)
             self.abort()
         elif wait_s:
             if held_s:
-                log.info("connection from %s came too fast: closed after %.1f s", host, held_s)
+                self._refusals.tell(host, "connection from %s came too fast: closed after %.1f s", host, held_s)
             self._arrivals.waiting += 1
             clock = self._arrivals.clock
             self._timer = clock.call_later(wait_s, self.abort if held_s else self._let_in)

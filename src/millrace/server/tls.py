@@ -8,6 +8,11 @@ encrypted in pieces, each when the kernel has taken the one before, so that what
 piece more; and handshakes take turns, a few in one turn of the loop, because they are costly and anybody may begin one.
 
 Bytes go through OpenSSL's memory buffers, which never shrink: `PIECE_BYTES` bounds what each connection keeps of them.
+
+Not all that a peer sends is for the connection above: with records that carry nothing (new keys, another handshake)
+it has OpenSSL compute and answer, for a few bytes each and before any login. So records are counted, and handed to
+OpenSSL a few at a time (`RECORDS_AT_ONCE`); who sends more empty ones than its data explain is closed
+(`MAX_EMPTY_RECORDS`). That bounds what TLS answers to a peer that does not read, too.
 """
 
 from __future__ import annotations
@@ -18,18 +23,26 @@ import ssl
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Final, cast
 
 from millrace.clock import Clock, Timer
 from millrace.server.flow import ConnectionLimits
+from millrace.server.refusals import Refusals
 
 log = logging.getLogger(__name__)
 
 PIECE_BYTES: Final = 64 * 1024
 PIECES_PER_TURN: Final = 16
 """What one connection may encrypt before the others get their turn."""
+RECORDS_AT_ONCE: Final = 64
+MAX_EMPTY_RECORDS: Final = 64
+DATA_PER_EMPTY_BYTES: Final = 1024 * 1024
+"""For each of these, either way, one more record may be empty: a client changes its keys after many gigabytes, or
+millions of records."""
 HANDSHAKE_TIMEOUT_S: Final = 10.0
 HANDSHAKES_PER_TURN: Final = 2
+RECORD_HEADER_BYTES: Final = 5
 HANDSHAKE_RECORD: Final = 0x16
 """The first byte of whoever speaks TLS."""
 
@@ -51,11 +64,54 @@ class HandshakeLine:
             asyncio.get_running_loop().call_soon(self._run)
 
     def _run(self) -> None:
-        for _ in range(min(HANDSHAKES_PER_TURN, len(self._waiting))):
-            self._waiting.popleft()()
-        self._running = bool(self._waiting)
-        if self._running:
-            asyncio.get_running_loop().call_soon(self._run)
+        try:
+            for _ in range(min(HANDSHAKES_PER_TURN, len(self._waiting))):
+                self._waiting.popleft()()
+        finally:  # whatever became of one, the others have their turn
+            self._running = bool(self._waiting)
+            if self._running:
+                asyncio.get_running_loop().call_soon(self._run)
+
+
+class RecordCounter:
+    """Where the records of a TLS stream end; each begins with its kind, a version, and its size in two bytes."""
+
+    __slots__ = ("_header", "_left_bytes")
+
+    def __init__(self) -> None:
+        self._header = b""
+        """As much as has arrived of the header of the next record."""
+        self._left_bytes = 0
+        """Of the record whose header is known."""
+
+    def __repr__(self) -> str:
+        return f"RecordCounter({self._left_bytes} bytes left)"
+
+    def take(self, data: memoryview, most: int) -> tuple[int, int]:
+        """How many bytes of `data` to go on with, so that at most so many records end in them, and how many do."""
+        pos, ended, size = 0, 0, len(data)
+        while pos < size and ended < most:
+            if not self._left_bytes:
+                if not self._header and pos + RECORD_HEADER_BYTES < size:
+                    self._left_bytes = data[pos + 3] << 8 | data[pos + 4]
+                    pos += RECORD_HEADER_BYTES
+                else:
+                    part = data[pos : pos + RECORD_HEADER_BYTES - len(self._header)]
+                    pos += len(part)
+                    self._header += part
+                    if len(self._header) < RECORD_HEADER_BYTES:
+                        break
+                    self._left_bytes = int.from_bytes(self._header[3:])
+                    self._header = b""
+            stop = pos + self._left_bytes
+            if stop <= size:
+                self._left_bytes = 0
+                ended += 1
+                pos = stop
+            else:
+                self._left_bytes = stop - size
+                pos = size
+        return pos, ended
 
 
 class _OfThread(threading.local):
@@ -79,6 +135,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         limits: ConnectionLimits,
         line: HandshakeLine,
         clock: Clock,
+        refusals: Refusals,
         on_settled: Callable[[TlsTransport], None],
         on_refused: Callable[[str, str], object] = lambda _host, _reason: None,
     ) -> None:
@@ -89,10 +146,18 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         self._limits = limits
         self._line = line
         self._clock = clock
+        self._refusals = refusals
         self._on_settled = on_settled
         self._on_refused = on_refused
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
+        self._records = RecordCounter()
+        self._unfed = b""
+        """Has arrived, and waits for its turn or for the protocol above to want it."""
+        self._empty_records = -MAX_EMPTY_RECORDS
+        """Without data; above 0 there were too many."""
+        self._data_bytes = 0
+        """Since the last that was granted."""
         self._tls: ssl.SSLObject | None = None
         self._socket: asyncio.Transport | None = None
         self._above: asyncio.BufferedProtocol | None = None
@@ -125,7 +190,9 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         self._host = str(peer[0]) if isinstance(peer, tuple) and peer else "local"
         refusal = self._limits.admit(self._host)
         if refusal:
-            log.warning("connection from %s refused: %s", self._host, refusal)
+            self._refusals.tell(
+                self._host, "connection from %s refused: %s", self._host, refusal, level=logging.WARNING
+            )
             self._socket.abort()
             return
         self._admitted = True
@@ -138,6 +205,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         self._socket = None
         self._backlog.clear()
         self._backlog_bytes = 0
+        self._unfed = b""
         if self._admitted:
             self._limits.release(self._host)
         if self._above is not None:
@@ -158,14 +226,12 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
                 self._fail("it does not speak TLS")
                 return
             self._tls = self._context().wrap_bio(self._incoming, self._outgoing, server_side=True)
-        self._incoming.write(received)
-        if self._above is not None:
-            self._receive()
-        elif not self._in_line:
-            self._in_line = True
-            self._line.join(self._shake_hands)
-            assert self._socket is not None
-            self._socket.pause_reading()
+        if self._above is not None and not self._unfed:
+            self._take_in(received)
+            return
+        self._unfed += received
+        if self._above is None:
+            self._join_line()
 
     def eof_received(self) -> bool:
         """Frames say how long they are: an end without TLS's own goodbye cuts nothing off unnoticed."""
@@ -181,18 +247,39 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
             self._socket.set_write_buffer_limits(PIECE_BYTES, 0)
         self._send()
 
+    def _on_turn(self, step: Callable[[], None]) -> None:
+        """What is called by the loop and not by the socket, which would end a connection that fails."""
+        try:
+            step()
+        except Exception:
+            log.exception("the connection from %s failed", self._host)
+            self.abort()
+
     # ------------------------------------------------------------------------------------------------------ handshake
+
+    def _join_line(self) -> None:
+        if not self._in_line:
+            self._in_line = True
+            self._line.join(partial(self._on_turn, self._shake_hands))
+            assert self._socket is not None
+            self._socket.pause_reading()
 
     def _shake_hands(self) -> None:
         self._in_line = False
         if self._closing or self._socket is None or self._socket.is_closing():
             return
         assert self._tls is not None
+        taken, _ = self._records.take(memoryview(self._unfed), RECORDS_AT_ONCE)
+        self._incoming.write(self._unfed[:taken])
+        self._unfed = self._unfed[taken:]
         try:
             self._tls.do_handshake()
         except ssl.SSLWantReadError:
             self._flush()
-            self._socket.resume_reading()
+            if self._unfed:
+                self._join_line()
+            else:
+                self._socket.resume_reading()
             return
         except ssl.SSLError as error:
             self._flush()  # the alert
@@ -206,7 +293,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         if not self._closing:
             if self._reading:
                 self._socket.resume_reading()
-            self._receive()
+            self._receive_rest()
 
     def _settle(self) -> None:
         if self._timer is not None:
@@ -216,21 +303,39 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
 
     def _give_up(self) -> None:
         self._timer = None
-        log.info("TLS handshake with %s failed: it took longer than %.0f s", self._host, HANDSHAKE_TIMEOUT_S)
+        self._tell_failure("handshake", f"it took longer than {HANDSHAKE_TIMEOUT_S:.0f} s")
         self.abort()
 
     def _fail(self, reason: str) -> None:
         """End a connection that cannot go on; what is to be said has been handed to the socket."""
-        what = "handshake" if self._above is None else "connection"
-        log.info("TLS %s with %s failed: %s", what, self._host, reason)
+        self._tell_failure("handshake" if self._above is None else "connection", reason)
         self._closing = True
         if self._socket is not None:
             self._socket.close() if self._above is None else self._socket.abort()
 
+    def _tell_failure(self, what: str, reason: str) -> None:
+        self._refusals.tell(self._host, "TLS %s with %s failed: %s", what, self._host, reason)
+
     # -------------------------------------------------------------------------------------------------------- reading
 
+    def _take_in(self, arrived: memoryview) -> None:
+        """Decrypt what has arrived, a few records at a time, and keep the rest where it is not wanted."""
+        while arrived and self._reading and not self._closing:
+            taken, records = self._records.take(arrived, RECORDS_AT_ONCE)
+            self._incoming.write(arrived[:taken])
+            arrived = arrived[taken:]
+            self._empty_records += records
+            self._receive()
+            self._check_records()
+        self._unfed = b"" if self._closing else bytes(arrived)
+
+    def _check_records(self) -> None:
+        """Those that are not wanted yet may carry something."""
+        if self._empty_records > 0 and self._reading and not self._closing:
+            self._fail("its records carry nothing")
+
     def _receive(self) -> None:
-        """Hand up what has arrived, for as long as it is wanted."""
+        """Hand up what OpenSSL has been given, for as long as it is wanted."""
         tls, incoming = self._tls, self._incoming
         assert tls is not None
         while self._reading and not self._closing and self._above is not None:
@@ -246,6 +351,8 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
                         ended = True
                         break
                     filled += cast(int, count)
+                    if not tls.pending():
+                        self._empty_records -= 1  # that one was not
             except ssl.SSLWantReadError:
                 pass
             except ssl.SSLError as error:
@@ -253,6 +360,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
                 self._fail(_reason(error))
                 return
             if filled:
+                self._count_data(filled)
                 self._above.buffer_updated(filled)
             if ended:
                 self.close()
@@ -262,20 +370,27 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         if self._outgoing.pending and not self._closing:
             self._flush()
 
+    def _count_data(self, size_bytes: int) -> None:
+        self._data_bytes += size_bytes
+        if self._data_bytes >= DATA_PER_EMPTY_BYTES:
+            granted, self._data_bytes = divmod(self._data_bytes, DATA_PER_EMPTY_BYTES)
+            self._empty_records = max(self._empty_records - granted, -MAX_EMPTY_RECORDS)
+
     def _receive_rest(self) -> None:
         if self._socket is not None:
             self._receive()
+            self._take_in(memoryview(self._unfed))
 
     # -------------------------------------------------------------------------------------------------------- sending
 
     def _send(self) -> None:
         """Encrypt and hand over until the kernel is full or the turn is over."""
         tls, socket = self._tls, self._socket
-        if socket is None or tls is None:
+        if socket is None or tls is None or socket.is_closing():
             return
         pieces = 0
         while self._backlog and not (self._stuck or self._yielded):
-            tls.write(self._piece())
+            self._count_data(tls.write(self._piece()))
             self._flush()
             if socket.is_closing():
                 return
@@ -285,7 +400,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
             pieces += 1
             if pieces == PIECES_PER_TURN and self._backlog:
                 self._yielded = True
-                asyncio.get_running_loop().call_soon(self._go_on)
+                asyncio.get_running_loop().call_soon(self._on_turn, self._go_on)
         self._tell_above()
         if self._closing and not self._backlog:
             self._say_goodbye()
@@ -377,8 +492,8 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         self._reading = True
         assert self._socket is not None
         self._socket.resume_reading()
-        if self._incoming.pending or (self._tls is not None and self._tls.pending()):
-            asyncio.get_running_loop().call_soon(self._receive_rest)
+        if self._unfed or self._incoming.pending or (self._tls is not None and self._tls.pending()):
+            asyncio.get_running_loop().call_soon(self._on_turn, self._receive_rest)
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         self._high_bytes = PIECE_BYTES if high is None else high

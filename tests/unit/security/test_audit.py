@@ -11,7 +11,7 @@ from millrace.security import audit as audit_module
 from millrace.security.acls import Acl, AclTable, Operation, PatternKind, Permission, ResourceKind
 from millrace.security.audit import MAX_NAMES, Allowed, Audit, Line, Outbox
 from millrace.security.authorizer import Authorizer
-from millrace.security.ocsf import Call, Caller, Judgement, Resource
+from millrace.security.ocsf import MAX_TEXT, Call, Caller, Judgement, Resource
 from millrace.wire.keys import ApiKey
 from support.ocsf import problems
 
@@ -179,6 +179,16 @@ def test_failed_logins_by_ever_new_names_are_counted_together() -> None:
     events = log.events()
     assert len(events) == MAX_NAMES + 1
     assert sum(event.get("count", 1) for event in events) == 1000
+
+
+def test_little_is_kept_of_a_name_that_nobody_has() -> None:
+    log = Log()
+    for number in range(3):
+        log.audit.login_failed(Caller("User:" + "x" * 500_000 + str(number), "10.0.0.9", "X"), "unknown user")
+    ((_, name),) = log.audit._counts
+    assert len(name) == MAX_TEXT
+    log.audit.tell_counted()
+    assert [event.get("count", 1) for event in log.events()] == [1, 2]
 
 
 def test_events_are_numbered() -> None:

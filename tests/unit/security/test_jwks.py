@@ -50,6 +50,7 @@ def test_only_public_keys_for_signatures_are_taken() -> None:
         {"kty": "RSA", "kid": "broken", "n": "!", "e": "AQAB"},
         {"kty": "EC", "kid": "off", "crv": "P-256", "x": "AAAA", "y": "AAAA"},
         {"kty": "AKP", "kid": "from the future"},
+        {**provider.key("RSA", "no text").as_dict(private=False), "alg": ["RS256"]},
         7,
     ]
     taken = parse_jwks(json.dumps({"keys": rows}).encode())
@@ -155,6 +156,9 @@ async def test_an_answer_is_bounded_in_size_and_time(endpoint: Endpoint, monkeyp
         await behind(endpoint).load()
     endpoint.status, endpoint.body = 500, b""
     with pytest.raises(JwksError, match="answered 500"):
+        await behind(endpoint).load()
+    monkeypatch.setattr(jwks, "FETCH_S", 0)  # it is over before there is anything to cut
+    with pytest.raises(JwksError, match="too long to connect"):
         await behind(endpoint).load()
     monkeypatch.setattr(jwks, "FETCH_S", 0.05)
     endpoint.open.clear()

@@ -138,7 +138,7 @@ class Shown:
         return cast(ssl.SSLObject, self._tls)
 
 
-def session(certificate: bytes | None, mapper: PrincipalMapper, wall_ms: int, *, reused: bool = False) -> str:
+def session(certificate: bytes | None, mapper: PrincipalMapper | None, wall_ms: int, *, reused: bool = False) -> str:
     return session_of(cast(Any, Shown(certificate, reused=reused)), mapper, wall_ms).principal
 
 
@@ -156,5 +156,22 @@ def test_a_resumed_session_does_not_outlive_its_certificate() -> None:
     (der,) = pem_certificates(identity.certificate)
     read = read_certificate(der)
     assert session(der, PrincipalMapper(), read.ends_ms, reused=True) == "User:CN=alice"
-    with pytest.raises(NoPrincipal, match="CN=alice is not good any more"):
-        session(der, PrincipalMapper(), read.ends_ms + 1, reused=True)
+    for mapper in (PrincipalMapper(), None):
+        with pytest.raises(NoPrincipal, match="CN=alice is not good any more"):
+            session(der, mapper, read.ends_ms + 1, reused=True)
+
+
+def test_who_logs_in_is_not_whom_the_certificate_names() -> None:
+    identity = make_authority("a").issue("alice", clock=LONG_AGO, days=10)
+    (der,) = pem_certificates(identity.certificate)
+    assert session(der, None, LONG_AGO.wall_ms()) == "User:ANONYMOUS"
+
+
+def test_a_certificate_that_cannot_be_read_makes_nobody() -> None:
+    identity = make_authority("a").issue("alice", clock=LONG_AGO, days=10)
+    (der,) = pem_certificates(identity.certificate)
+    assert der.count(b"\x17\x0d17") == 2
+    no_month = der.replace(b"\x17\x0d17", b"\x17\x0d\xff7", 1)
+    for unreadable in (b"", b"\x30", der[:200], no_month):
+        with pytest.raises(NoPrincipal, match="not understood"):
+            session(unreadable, PrincipalMapper(), LONG_AGO.wall_ms())

@@ -204,6 +204,8 @@ def test_the_own_name_is_no_other_authorization_id() -> None:
         b"n,,n=alice,r=abc\n",
         b"," * 10_000,
         b"n,,n=" + b"=" * 10_000,
+        b"n,,n=alice,r=" + b"a" * scram.MAX_MESSAGE_BYTES,
+        b"n,,n=" + b"a" * scram.MAX_MESSAGE_BYTES + b",r=abc",
     ],
 )
 def test_a_first_message_that_is_none(message: bytes) -> None:

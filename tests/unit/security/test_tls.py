@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import re
 import shutil
@@ -9,6 +10,7 @@ import ssl
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from cryptography.hazmat.primitives import serialization
@@ -170,6 +172,16 @@ def test_contradictions(pki: Pki) -> None:
 
 Spoil = Callable[[Pki], object]
 
+
+def without_a_date(pki: Pki) -> None:
+    """A certificate that OpenSSL takes, until somebody asks it for the date."""
+    identity = pki.renew()
+    der = ssl.PEM_cert_to_DER_cert(identity.certificate.decode())
+    start = der.index(b"\x17\x0d") + 2
+    spoilt = ssl.DER_cert_to_PEM_cert(der[:start] + b"????" + der[start + 4 :])
+    pki.server.write_bytes(identity.key + spoilt.encode())
+
+
 SPOILT: dict[str, tuple[Spoil, str]] = {
     "missing": (lambda pki: pki.server.unlink(), "cannot be read: No such file or directory"),
     "directory": (lambda pki: (pki.server.unlink(), pki.server.mkdir()), "cannot be read: Is a directory"),
@@ -190,6 +202,7 @@ SPOILT: dict[str, tuple[Spoil, str]] = {
         "has an encrypted private key: set ssl.key.password",
     ),
     "jks": (lambda pki: pki.server.write_bytes(b"\xfe\xed\xfe\xed" + bytes(100)), "is a JKS store"),
+    "no date": (without_a_date, "has a certificate that is not understood here"),
     "der": (lambda pki: pki.server.write_bytes(b"\x30\x82" + bytes(100)), "no PKCS#12 store"),
 }
 
@@ -349,6 +362,18 @@ async def test_what_cannot_be_used_changes_nothing(pki: Pki, spoil: str, caplog:
     pki.renew("repaired")
     await tls.look()
     assert shown_name(tls, pki) == "repaired"
+
+
+async def test_what_could_not_be_read_is_read_as_soon_as_it_can_be(pki: Pki, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file was right at once: there was no descriptor left to open it with."""
+    tls = made(pki.settings())
+    pki.renew("renewed")
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(Path, "open", Mock(side_effect=OSError(errno.EMFILE, "Too many open files")))
+        await tls.look()
+    assert shown_name(tls, pki) == "broker"
+    await tls.look()
+    assert shown_name(tls, pki) == "renewed"
 
 
 async def test_an_authority_that_is_taken_away_is_not_trusted_any_more(pki: Pki) -> None:

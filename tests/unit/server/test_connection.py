@@ -21,18 +21,23 @@ from millrace.handlers.registry import Api
 from millrace.security.acls import AclTable, Operation, ResourceKind
 from millrace.security.audit import Allowed, Audit
 from millrace.security.authorizer import NO_AUTHORIZER, Authorizer
+from millrace.security.certificates import make_authority
 from millrace.security.metering import ClientQuotas
+from millrace.security.x509 import pem_certificates
 from millrace.server.answers import AnswerRoom
 from millrace.server.connection import (
+    LOGIN_BYTES,
     MAX_OVERLAPPING_REPLIES,
     MAX_REQUESTS_PER_TURN,
     MAX_WAITING_REQUESTS,
     Connection,
 )
 from millrace.server.flow import ConnectionLimits, MemoryBudget
-from millrace.wire.frame import decode_response
+from millrace.server.refusals import Refusals
+from millrace.wire.frame import decode_response, read_request_header
 from millrace.wire.keys import ApiKey
 from millrace.wire.messages.groups import HeartbeatResponse
+from support.certificates import LONG_AGO
 from support.streams import receive
 from support.transports import FakeTransport
 
@@ -95,6 +100,7 @@ class Rig:
             budget=self.budget,
             answers=self.room,
             limits=self.limits,
+            refusals=Refusals(clock),
             max_frame_bytes=1 << 20,
             spawn=self._spawn,
             on_closed=self.closed.append,
@@ -306,6 +312,19 @@ def make_large(handler: Callable[..., Any], *, overlaps: bool = False) -> Api:
         make_api(handler, overlaps=overlaps),
         encode=lambda correlation_id, version, response: (struct.pack(">i", correlation_id), bytes(LARGE_BYTES - 4)),
     )
+
+
+async def test_over_the_budget_a_half_request_of_a_stranger_is_closed() -> None:
+    budget_bytes = 2 * LOGIN_BYTES // 3
+    rig = Rig(make_api(lambda context, body: 1), budget_bytes=budget_bytes)
+    rig.connection.narrow({}, 50_000, read_request_header)
+    receive(rig.connection, struct.pack(">i", 50_000) + bytes(budget_bytes + 100))
+    assert not rig.transport.closed, "a login may be that large"
+    receive(rig.connection, bytes(LOGIN_BYTES - budget_bytes))
+    assert rig.budget.exhausted and not rig.budget.overrun
+    assert rig.transport.closed
+    rig.connection.connection_lost(None)
+    assert rig.budget.used_bytes == 0
 
 
 async def test_an_answer_counts_as_memory_until_its_last_byte_was_taken() -> None:
@@ -568,3 +587,21 @@ async def test_a_request_that_is_refused_as_a_whole_does_not_reach_its_handler()
     rig.send(1)
     assert rig.error_answer(HeartbeatResponse) == (1, ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
     assert reached == []
+
+
+# --- certificates -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_good", [True, False])
+async def test_a_certificate_has_to_be_good_where_it_is_not_who_the_client_is_too(is_good: bool) -> None:
+    """On a listener where clients log in besides: OpenSSL resumes a session without a look at the dates."""
+    identity = make_authority("a").issue("alice", clock=None if is_good else LONG_AGO, days=10)
+    (der,) = pem_certificates(identity.certificate)
+    shown = SimpleNamespace(getpeercert=lambda binary_form: der, session_reused=True)
+
+    class Resumed(FakeTransport):
+        def get_extra_info(self, name: str, default: object = None) -> object:
+            return shown if name == "ssl_object" else super().get_extra_info(name, default)
+
+    rig = Rig(make_api(lambda context, body: 1), transport=Resumed())
+    assert rig.transport.aborted != is_good

@@ -16,6 +16,7 @@ from millrace.handlers.registry import Api
 from millrace.security.sasl import Done, LoginFailed, Step
 from millrace.security.sessions import Session
 from millrace.server.login import LAST_WORD_S, MIN_INTERVAL_S, HeaderReader, Login, LoginRules
+from millrace.server.refusals import Refusals
 from millrace.wire.keys import ApiKey
 from millrace.wire.messages.sasl import SaslAuthenticateResponse, SaslHandshakeResponse
 
@@ -94,7 +95,7 @@ class Rig:
             failure_delay_s=DELAY_S,
             within_s=WITHIN_S,
         )
-        self.login = Login(rules, self.door, self.clock)
+        self.login = Login(rules, self.door, self.clock, Refusals(self.clock))
         self.login.begin("10.0.0.1")
 
     async def handshake(self, mechanism: str = "ONE", version: int = 1) -> SaslHandshakeResponse:

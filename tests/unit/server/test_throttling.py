@@ -23,6 +23,7 @@ from millrace.security.metering import ClientQuotas
 from millrace.security.quotas import CLIENT_ID, IP, USER, quota_entity
 from millrace.server import throttling
 from millrace.server.connection import Connection
+from millrace.server.refusals import Refusals
 from millrace.server.throttling import MAX_TURN_S, Arrival, Arrivals
 from millrace.wire.frame import decode_response, encode_response
 from millrace.wire.hot import ProduceResult, write_produce
@@ -284,7 +285,7 @@ class Arriving:
         self.settled: list[Arrival] = []
         self.rig: Rig | None = None
         self.transport = FakeTransport()
-        self.arrival = Arrival(arrivals, "PLAINTEXT", self._enter, self.settled.append)
+        self.arrival = Arrival(arrivals, "PLAINTEXT", self._enter, self.settled.append, Refusals(arrivals.clock))
         self.transport.protocol = self.arrival
         self.arrival.connection_made(cast(asyncio.BaseTransport, self.transport))
         clock.advance(0.0)

@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
+import itertools
+import logging
 import ssl
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from hypothesis import given
+from hypothesis import strategies as st
 
 from millrace.clock import ManualClock
 from millrace.server.flow import ConnectionLimits
+from millrace.server.refusals import LINES_PER_HOST, SPAN_S, Refusals
 from millrace.server.tls import (
+    DATA_PER_EMPTY_BYTES,
     HANDSHAKE_TIMEOUT_S,
     HANDSHAKES_PER_TURN,
+    MAX_EMPTY_RECORDS,
     PIECE_BYTES,
     PIECES_PER_TURN,
+    RECORD_HEADER_BYTES,
+    RECORDS_AT_ONCE,
     HandshakeLine,
+    RecordCounter,
     TlsTransport,
 )
 from support.certificates import Pki
@@ -71,6 +84,7 @@ class Rig:
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.load_cert_chain(pki.server)
         self.line = HandshakeLine()
+        self.refusals = Refusals(self.clock)
         self.above = Above(room_bytes)
         self.settled: list[TlsTransport] = []
         self.transport = TlsTransport(
@@ -79,6 +93,7 @@ class Rig:
             limits=self.limits,
             line=self.line,
             clock=self.clock,
+            refusals=self.refusals,
             on_settled=self.settled.append,
         )
         self.socket = FakeTransport()
@@ -188,6 +203,30 @@ async def test_what_came_with_the_last_handshake_message_is_not_lost(rig: Rig) -
 # --- handshakes -------------------------------------------------------------------------------------------------------
 
 
+def test_who_fails_all_the_time_does_not_fill_the_log(pki: Pki, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    rig = Rig(pki)
+    rig.transport.connection_lost(None)
+    for _ in range(1000):
+        again = TlsTransport(
+            context=lambda: rig.context,
+            connect=lambda: rig.above,
+            limits=rig.limits,
+            line=rig.line,
+            clock=rig.clock,
+            refusals=rig.refusals,
+            on_settled=rig.settled.append,
+        )
+        again.connection_made(cast(Any, FakeTransport()))
+        again.get_buffer(-1)[:1] = b"\0"
+        again.buffer_updated(1)
+        again.connection_lost(None)
+    rig.clock.advance(SPAN_S)
+    *lines, rest = [record.getMessage() for record in caplog.records]
+    assert lines == ["TLS handshake with 10.0.0.1 failed: it does not speak TLS"] * LINES_PER_HOST
+    assert rest.startswith(f"{1000 - LINES_PER_HOST} more")
+
+
 @pytest.mark.parametrize("data", [b"\0\0\0\x1a\0\x12\0\0", b"GET / HTTP/1.1\r\n", b"\x80\x2e\x01"])
 def test_who_does_not_speak_tls_is_closed_without_a_word(rig: Rig, data: bytes) -> None:
     rig.arrive(data)
@@ -228,6 +267,7 @@ async def test_a_handshake_counts_as_a_connection(pki: Pki) -> None:
         limits=rig.limits,
         line=rig.line,
         clock=rig.clock,
+        refusals=rig.refusals,
         on_settled=rig.settled.append,
     )
     late.connection_made(cast(Any, other))
@@ -251,6 +291,37 @@ async def test_handshakes_take_turns() -> None:
         turns.append(len(done))
     assert turns == [HANDSHAKES_PER_TURN, 2 * HANDSHAKES_PER_TURN, 3 * HANDSHAKES_PER_TURN]
     assert done == sorted(done)
+
+
+async def test_a_connection_that_fails_ends_alone(pki: Pki, caplog: pytest.LogCaptureFixture) -> None:
+    """Neither those behind it in the line wait for ever, nor does it stay as it is."""
+    rig, behind = Rig(pki), Rig(pki)
+
+    def fail(transport: asyncio.BaseTransport) -> None:
+        raise RuntimeError("something that nobody thought of")
+
+    rig.above.connection_made = fail  # type: ignore[method-assign]
+    await rig.shake_hands()
+    assert rig.socket.aborted
+    assert "nobody thought of" in caplog.text
+    behind.transport._line = rig.line
+    await opened(behind)
+
+
+async def test_a_step_that_fails_does_not_stop_the_line() -> None:
+    told: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    line = HandshakeLine()
+    done: list[str] = []
+    line.join(lambda: done[0])  # type: ignore[arg-type,return-value]
+    for name in ("second", "third", "fourth"):
+        line.join(partial(done.append, name))
+    await settle()
+    assert done == ["second", "third", "fourth"]
+    assert isinstance(told[0]["exception"], IndexError)
+    line.join(partial(done.append, "later"))
+    await settle()
+    assert done[-1] == "later"
 
 
 async def test_nothing_is_read_from_whoever_waits_for_its_turn(rig: Rig) -> None:
@@ -352,6 +423,147 @@ async def test_a_connection_that_does_not_want_to_read(rig: Rig) -> None:
     assert rig.above.received == b"held back"
 
 
+class Renegotiating:
+    """A peer that speaks TLS 1.2 by hand, once OpenSSL has shaken hands for it: to send what OpenSSL would not."""
+
+    def __init__(self, rig: Rig, pki: Pki, tmp_path: Path) -> None:
+        self._rig = rig
+        self._secrets = tmp_path / "secrets"
+        rig.context.options |= ssl.OP_NO_RENEGOTIATION
+        context = pki.context()
+        context.maximum_version = ssl.TLSVersion.TLSv1_2
+        context.set_ciphers("ECDHE-ECDSA-AES256-GCM-SHA384")
+        context.keylog_filename = str(self._secrets)
+        rig.client = context.wrap_bio(rig._incoming, rig._outgoing, server_hostname="localhost")
+        self._number = 1  # the last message of the handshake was the first that was encrypted
+
+    async def shake_hands(self) -> None:
+        with pytest.raises(ssl.SSLWantReadError):
+            self._rig.client.do_handshake()
+        self._rig.arrive(self._rig._outgoing.read())
+        await settle()
+        server_random = bytes(self._rig.socket.written[11:43])
+        await opened(self._rig)
+        (line,) = (each for each in self._secrets.read_text().splitlines() if each.startswith("CLIENT_RANDOM"))
+        client_random, master = map(bytes.fromhex, line.split()[1:])
+        keys = self._expanded(master, b"key expansion" + server_random + client_random)
+        self._cipher, self._salt = AESGCM(keys[:32]), keys[64:68]
+
+    @staticmethod
+    def _expanded(secret: bytes, seed: bytes) -> bytes:
+        """RFC 5246, section 5; enough for two keys of 32 bytes and two salts."""
+        chained, keys = seed, b""
+        for _ in range(2):
+            chained = hmac.digest(secret, chained, "sha384")
+            keys += hmac.digest(secret, chained + seed, "sha384")
+        return keys
+
+    def ask(self, count: int) -> None:
+        """Begin a handshake so many times, each with as few bytes as have an answer."""
+        self._rig.arrive(b"".join(self._sealed(b"\x16", b"\x01\0\0\0") for _ in range(count)))
+
+    def send(self, data: bytes) -> None:
+        size = 16 * 1024
+        for start in range(0, len(data), size):
+            self._rig.arrive(self._sealed(b"\x17", data[start : start + size]))
+
+    def _sealed(self, kind: bytes, data: bytes) -> bytes:
+        number = self._number.to_bytes(8)
+        self._number += 1
+        start = kind + b"\x03\x03"
+        sealed = number + self._cipher.encrypt(self._salt + number, data, number + start + len(data).to_bytes(2))
+        return start + len(sealed).to_bytes(2) + sealed
+
+
+ANSWER_BYTES = 31
+
+
+async def test_records_that_carry_nothing_are_few(rig: Rig, pki: Pki, tmp_path: Path) -> None:
+    peer = Renegotiating(rig, pki, tmp_path)
+    await peer.shake_hands()
+    rig.socket.written.clear()
+    for _ in range(MAX_EMPTY_RECORDS):
+        peer.ask(1)
+    assert len(rig.socket.written) == MAX_EMPTY_RECORDS * ANSWER_BYTES
+    assert not rig.socket.closed
+    peer.send(bytes(DATA_PER_EMPTY_BYTES))
+    peer.ask(1)
+    assert not rig.socket.closed
+    assert rig.above.received == bytes(DATA_PER_EMPTY_BYTES)
+    peer.ask(1)
+    assert rig.socket.aborted
+
+
+@pytest.mark.parametrize("held_back", [False, True])
+async def test_a_flood_of_records_that_carry_nothing(rig: Rig, pki: Pki, tmp_path: Path, held_back: bool) -> None:
+    """OpenSSL is not given all of it before anybody looks; nor when the connection did not want it at first."""
+    peer = Renegotiating(rig, pki, tmp_path)
+    await peer.shake_hands()
+    rig.socket.written.clear()
+    if held_back:
+        rig.transport.pause_reading()
+    peer.ask(1000)
+    if held_back:
+        assert rig.socket.written == b""
+        rig.transport.resume_reading()
+        await settle()
+    assert rig.socket.aborted
+    assert len(rig.socket.written) <= (MAX_EMPTY_RECORDS + RECORDS_AT_ONCE) * ANSWER_BYTES
+
+
+@pytest.mark.parametrize("room_bytes", [1, 2, 8192])
+async def test_small_records_are_not_empty(pki: Pki, room_bytes: int) -> None:
+    """However many come at once, and however little of one is taken at a time."""
+    rig = await opened(Rig(pki, room_bytes=room_bytes))
+    data = b"abc" * 5 * RECORDS_AT_ONCE
+    for size in (1, 3):
+        for start in range(0, len(data), size):
+            rig.client.write(data[start : start + size])
+        rig.exchange()
+    assert rig.above.received == 2 * data
+    assert rig.transport._empty_records == -MAX_EMPTY_RECORDS
+
+
+async def test_small_records_that_are_not_wanted_at_first(rig: Rig) -> None:
+    await opened(rig)
+    taken: list[int] = []
+
+    def take(nbytes: int) -> None:
+        rig.above.received += rig.above._room[:nbytes]
+        taken.append(nbytes)
+        rig.transport.pause_reading()
+
+    rig.above.buffer_updated = take  # type: ignore[method-assign]
+    data = bytes(range(256)) * 2
+    for byte in data:
+        rig.client.write(bytes([byte]))
+    rig.exchange()
+    assert taken == [RECORDS_AT_ONCE]
+    while len(rig.above.received) < len(data):
+        rig.transport.resume_reading()
+        await settle()
+    assert rig.above.received == data
+    assert taken == [RECORDS_AT_ONCE] * (len(data) // RECORDS_AT_ONCE)
+
+
+@given(st.lists(st.integers(0, 40), max_size=20), st.lists(st.integers(1, 60)), st.integers(1, 5))
+def test_where_records_end(sizes: list[int], cuts: list[int], most: int) -> None:
+    stream = b"".join(b"\x17\x03\x03" + size.to_bytes(2) + bytes(size) for size in sizes)
+    ends = list(itertools.accumulate(RECORD_HEADER_BYTES + size for size in sizes))
+    counter = RecordCounter()
+    pos = found = 0
+    for cut in [*cuts, len(stream)]:
+        chunk = memoryview(stream)[pos : pos + cut]
+        while chunk:
+            taken, ended = counter.take(chunk, most)
+            assert 0 < taken <= len(chunk)
+            assert ended <= most
+            pos, chunk, found = pos + taken, chunk[taken:], found + ended
+            assert found == sum(end <= pos for end in ends)
+            assert not chunk or ended == most
+    assert pos == len(stream)
+
+
 # --- ends -------------------------------------------------------------------------------------------------------------
 
 
@@ -399,6 +611,16 @@ async def test_garbage_after_the_handshake_closes(rig: Rig) -> None:
     rig.arrive(b"\x17\x03\x03\x00\x20" + bytes(32))
     assert rig.socket.closed
     assert rig.above.received == b""
+
+
+async def test_garbage_in_the_middle_of_an_answer(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    """The rest of it is not encrypted any more: OpenSSL would refuse to."""
+    await opened(rig)
+    rig.transport.write(bytes(2 * PIECES_PER_TURN * PIECE_BYTES))
+    rig.arrive(b"\x17\x03\x03\x00\x20" + bytes(32))
+    assert rig.socket.aborted
+    await settle()
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 async def test_a_lost_connection_is_told_once_and_forgotten(rig: Rig) -> None:
