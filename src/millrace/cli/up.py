@@ -266,6 +266,7 @@ def _run_single(
     if secured is None:
         serve(config, pid_file=folder.home(1) / "pid", ready=lambda bootstrap: use.ready({1: bootstrap}))
         return
+    secured.close_to_others(folder.home(1))
     _warn_of_stale(secured, _prepare_single(secured, config))
 
     def ready(bootstrap: str) -> None:
