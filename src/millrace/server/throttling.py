@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from millrace.handlers.forwarding import is_from_broker
 from millrace.security.metering import ClientQuotas, Meter, make_room
-from millrace.security.quotas import Rate
+from millrace.security.quotas import Rate, canonical_address
 from millrace.wire.hot import FetchReply, ThrottledProduce
 from millrace.wire.keys import ApiKey
 from millrace.wire.schema import Struct
@@ -130,6 +130,7 @@ class Arrivals:
         if bound is None:
             return 0.0
         now = self.clock.monotonic()
+        address = canonical_address(address)  # one that comes by IPv4 and IPv6 is one
         rate = self._by_address.get(address)
         if rate is None:
             make_room(self._by_address, now)

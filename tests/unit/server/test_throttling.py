@@ -234,6 +234,14 @@ def test_an_address_that_comes_too_fast_is_held_off() -> None:
     assert "1 addresses" in repr(arrivals)
 
 
+def test_an_address_is_one_in_whatever_form_it_comes() -> None:
+    arrivals, _ = arriving(ManualClock(), {"listeners": "PLAINTEXT://:0"}, default=2.0)
+    forms = ("10.0.0.1", "::ffff:10.0.0.1", "::ffff:a00:1")
+    assert [arrivals.too_fast_s(forms[number % 3]) for number in range(20)] == [0.0] * 20
+    assert all(arrivals.too_fast_s(form) > 0 for form in forms)
+    assert arrivals.too_fast_s("fe80::1%eth0") == 0
+
+
 def test_connections_wait_for_their_turn_one_behind_the_other() -> None:
     clock = ManualClock()
     arrivals, _ = arriving(clock, {"max.connection.creation.rate": "2", "listeners": "PLAINTEXT://:0"})
