@@ -207,7 +207,11 @@ def _from_topic(bootstrap: str) -> Events:
 
 def test_every_broker_writes_to_the_topic_and_a_change_is_told_once() -> None:
     """One partition: brokers that do not lead it write through its leader. What is passed on is told by one broker."""
-    settings = {"audit.log.topic.enable": "true", "audit.log.topic.num.partitions": "1"}
+    settings = {
+        "audit.log.topic.enable": "true",
+        "audit.log.topic.num.partitions": "1",
+        "message.max.bytes": "500",  # for clients
+    }
     topic = DeleteRecordsRequest.DeleteRecordsTopic
     partition = DeleteRecordsRequest.DeleteRecordsPartition(partition_index=0, offset=0)
     with Cluster(brokers=3, settings=settings) as cluster:

@@ -5,7 +5,8 @@ changes something (`ocsf.CHANGES`; the default), or everything.
 
 Nobody can fill a disk with it. A change has an event of its own. Everything else has one when it first happens; what
 is the same (who, from where, which API, operation and resource) within `REPEAT_S` is counted, and told of in one event
-with OCSF's `count`. Somebody who asks for ever new names has `MAX_NAMES` of them told, the others counted together.
+with OCSF's `count`. Somebody who asks for ever new names has `MAX_NAMES` of them told, the others counted together. Of
+a name no more is kept than is told.
 
 Nobody waits for it. Events go to bounded queues (`Outbox`), one for the file and one for the topic. What finds its
 queue full is lost there, and counted: the next event that is written after it says how many, and so does the broker's
@@ -191,11 +192,15 @@ class Audit:
         self._login(caller, None, again=again)
 
     def login_failed(self, caller: Caller, reason: str, *, again: bool = False) -> None:
-        """`caller` is who it said it was; the reason is one of a few fixed texts, and never what was sent."""
+        """`caller` is who it said it was; the reason is one of a few fixed texts, by which is counted."""
         self._login(caller, reason, again=again)
 
     def _login(self, caller: Caller, refusal: str | None, *, again: bool) -> None:
         source = self._source
+        if len(caller.principal) > ocsf.MAX_TEXT or len(caller.token_id) > ocsf.MAX_TEXT:
+            caller = replace(
+                caller, principal=caller.principal[: ocsf.MAX_TEXT], token_id=caller.token_id[: ocsf.MAX_TEXT]
+            )
 
         def make(caller: Caller) -> Callable[[Repeated | None], Event]:
             return lambda repeated: ocsf.authentication(
@@ -240,6 +245,11 @@ class Audit:
 
     def _tell_judgement(self, call: Call, judgement: Judgement) -> None:
         source, caller = self._source, call.caller
+        if call.client_id is not None and len(call.client_id) > ocsf.MAX_TEXT:
+            call = replace(call, client_id=call.client_id[: ocsf.MAX_TEXT])
+        is_whole = len(judgement.name) <= ocsf.MAX_TEXT
+        if not is_whole:
+            judgement = replace(judgement, name=judgement.name[: ocsf.MAX_TEXT])
 
         def make(judgement: Judgement) -> Callable[[Repeated | None], Event]:
             return lambda repeated: ocsf.api_activity(
@@ -249,7 +259,7 @@ class Audit:
                 [Resource(judgement.kind.name, judgement.name)],
                 self._clock.wall_ms(),
                 allowed=judgement.allowed,
-                rules=self._rules(call, [judgement]) if judgement.name else (),
+                rules=self._rules(call, [judgement]) if judgement.name and is_whole else (),
                 repeated=repeated,
             )
 

@@ -193,6 +193,7 @@ def api_activity(
     api = _api_name(call.key)
     what = ", ".join(each.name for each in operations)
     actor: Event = {"user": _user(call.caller)}
+    rules = [printable(rule) for rule in rules]
     if rules:
         decision = "allowed" if allowed else "denied"
         actor["authorizations"] = [{"decision": decision, "policy": {"name": rule, "type": "ACL"}} for rule in rules]
@@ -293,7 +294,7 @@ def _user(caller: Caller) -> Event:
     if colon and kind != "User":
         user |= {"type_id": OTHER, "type": printable(kind)}
     if caller.token_id:
-        user["credential_uid"] = caller.token_id
+        user["credential_uid"] = printable(caller.token_id)
     return user
 
 
