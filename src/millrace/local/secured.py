@@ -298,11 +298,11 @@ def _passwords(directory: Path) -> dict[str, str]:
     known: dict[str, str] = {}
     if path.exists():
         try:
-            known = dict(json.loads(path.read_text()))
-            is_whole = all(isinstance(password, str) and password for password in known.values())
+            found: dict[str, object] = dict(json.loads(path.read_text()))
         except (ValueError, TypeError):
-            is_whole = False
-        if not is_whole:
+            found = {ADMIN: None}
+        known = {user: password for user, password in found.items() if isinstance(password, str) and password}
+        if known != found:
             raise ConfigError(f"{path} is damaged: mend it, or remove it for new passwords")
     missing = [user for user in (ADMIN, APPLICATION, BROKER) if user not in known]
     if missing:

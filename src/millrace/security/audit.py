@@ -23,7 +23,7 @@ import json
 import logging
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final, NamedTuple
 
@@ -198,8 +198,8 @@ class Audit:
     def _login(self, caller: Caller, refusal: str | None, *, again: bool) -> None:
         source = self._source
         if len(caller.principal) > ocsf.MAX_TEXT or len(caller.token_id) > ocsf.MAX_TEXT:
-            caller = replace(
-                caller, principal=caller.principal[: ocsf.MAX_TEXT], token_id=caller.token_id[: ocsf.MAX_TEXT]
+            caller = caller._replace(
+                principal=caller.principal[: ocsf.MAX_TEXT], token_id=caller.token_id[: ocsf.MAX_TEXT]
             )
 
         def make(caller: Caller) -> Callable[[Repeated | None], Event]:
@@ -208,7 +208,8 @@ class Audit:
             )
 
         group = ("login", caller.host, caller.listener, caller.mechanism, refusal, again)
-        self._tell(group, caller.principal, make(caller), make(replace(caller, principal="", token_id="")))
+        if not self._is_counted(group, caller.principal):
+            self._tell(group, caller.principal, make(caller), lambda: make(caller._replace(principal="", token_id="")))
 
     # ------------------------------------------------------------------------------------------------------- decisions
 
@@ -244,12 +245,16 @@ class Audit:
         )
 
     def _tell_judgement(self, call: Call, judgement: Judgement) -> None:
-        source, caller = self._source, call.caller
+        caller, name = call.caller, judgement.name[: ocsf.MAX_TEXT]
+        group = (caller.principal, caller.host, call.key, judgement.operation, judgement.kind, judgement.allowed)
+        if self._is_counted(group, name):
+            return  # most of what is allowed, where that is told of
+        source = self._source
         if call.client_id is not None and len(call.client_id) > ocsf.MAX_TEXT:
-            call = replace(call, client_id=call.client_id[: ocsf.MAX_TEXT])
+            call = call._replace(client_id=call.client_id[: ocsf.MAX_TEXT])
         is_whole = len(judgement.name) <= ocsf.MAX_TEXT
         if not is_whole:
-            judgement = replace(judgement, name=judgement.name[: ocsf.MAX_TEXT])
+            judgement = judgement._replace(name=name)
 
         def make(judgement: Judgement) -> Callable[[Repeated | None], Event]:
             return lambda repeated: ocsf.api_activity(
@@ -263,8 +268,7 @@ class Audit:
                 repeated=repeated,
             )
 
-        group = (caller.principal, caller.host, call.key, judgement.operation, judgement.kind, judgement.allowed)
-        self._tell(group, judgement.name, make(judgement), make(replace(judgement, name="")))
+        self._tell(group, name, make(judgement), lambda: make(judgement._replace(name="")))
 
     def _rules(self, call: Call, judgements: Sequence[Judgement]) -> list[str]:
         """What each decision rests on."""
@@ -283,27 +287,32 @@ class Audit:
         group: Hashable,
         name: str,
         make: Callable[[Repeated | None], Event],
-        make_of_many: Callable[[Repeated | None], Event],
+        of_many: Callable[[], Callable[[Repeated | None], Event]],
     ) -> None:
-        """Send the event if it is the first of its kind, otherwise count it."""
-        counted = self._counts.get((group, name))
-        if counted is None and name and self._names.get(group, 0) >= MAX_NAMES:
-            name, make = "", make_of_many
-            counted = self._counts.get((group, name))
-            if counted is None and len(self._counts) < MAX_COUNTED:
-                counted = self._counts[group, name] = _Count(make)
-        if counted is not None:
-            now_ms = self._clock.wall_ms()
-            counted.start_ms = counted.start_ms or now_ms
-            counted.end_ms = now_ms
-            counted.count += 1
-        elif len(self._counts) >= MAX_COUNTED:
+        """Send an event of which none has been told yet, or count it with others where there are too many."""
+        has_many = bool(name) and self._names.get(group, 0) >= MAX_NAMES
+        if has_many and self._is_counted(group, ""):
+            return
+        if len(self._counts) >= MAX_COUNTED:
             for outbox in self._outboxes:
                 outbox.lose(1)
+        elif has_many:
+            self._counts[group, ""] = _Count(of_many())
+            self._is_counted(group, "")
         else:
             self._counts[group, name] = _Count(make)
             self._names[group] = self._names.get(group, 0) + 1
             self._send(make(None))
+
+    def _is_counted(self, group: Hashable, name: str) -> bool:
+        """Whether such an event has been told lately; then this one is counted."""
+        counted = self._counts.get((group, name))
+        if counted is None:
+            return False
+        counted.end_ms = now_ms = self._clock.wall_ms()
+        counted.start_ms = counted.start_ms or now_ms
+        counted.count += 1
+        return True
 
     def tell_counted(self) -> None:
         """Send what was counted since the last call, and forget what has not happened again."""

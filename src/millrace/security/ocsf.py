@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import millrace
 from millrace.errors import ErrorCode
@@ -86,8 +86,7 @@ class Source:
     cluster_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
+class Caller(NamedTuple):
     """Who is at the other end, and on which listener it came; for a failed login, who it said it was."""
 
     principal: str
@@ -99,8 +98,7 @@ class Caller:
     token_id: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """One request."""
 
     caller: Caller
@@ -110,8 +108,7 @@ class Call:
     client_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Judgement:
+class Judgement(NamedTuple):
     """One question of rights and its answer."""
 
     operation: Operation
