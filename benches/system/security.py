@@ -167,8 +167,8 @@ def acls(options: argparse.Namespace, stack: ExitStack) -> bool:
         _add_rules(servers["with"].bootstrap)
         seen = _produce_in_turns(jars, servers, options)
         processes.close()
-        for what, values in seen.items():
-            ratios[what].append(statistics.median(values["with"]) / statistics.median(values["without"]))
+        for what, sides in seen.items():
+            ratios[what].append(statistics.median(sides["with"]) / statistics.median(sides["without"]))
         _console.log(f"pair {pair}: throughput {ratios['throughput'][-1]:.3f}, broker CPU {ratios['CPU'][-1]:.3f}")
     result = {
         "command": f"make bench-security ARGS='--only acls --pairs {options.pairs}'",

@@ -11,8 +11,7 @@ import asyncio
 import logging
 import resource
 import socket
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,20 +36,16 @@ from millrace.replication.follower import Fetchers, FetchSettings
 from millrace.replication.proposals import IsrProposals
 from millrace.replication.replicas import Replicas
 from millrace.replication.reports import DiskReports
-from millrace.security.acls import AclTable
-from millrace.security.authorizer import Authorizer, parse_super_users
+from millrace.security.authorizer import Authorizer
 from millrace.security.derivation import KeyDerivation
 from millrace.security.metering import ClientQuotas
-from millrace.security.plain import JaasUsers, PlainExchange
-from millrace.security.sasl import OAUTHBEARER, PLAIN, Mechanism, offered
-from millrace.security.scram import Account, Decoys, ScramExchange, ScramMechanism, Users
 from millrace.security.tls import LOOK_INTERVAL_S, ServerTls
 from millrace.security.tokens import TokenPasswords
 from millrace.server.answers import AnswerRoom
 from millrace.server.audit_log import AuditLog
 from millrace.server.flow import DEFAULT_BUDGET_BYTES, ConnectionLimits, MemoryBudget
 from millrace.server.listener import Listener
-from millrace.server.login import LOGIN_WITHIN_S, LoginRules
+from millrace.server.mechanisms import Mechanisms
 from millrace.server.throttling import Arrivals
 from millrace.storage.boot import boot_id
 from millrace.storage.cleaner import Cleaner, CleanerSettings, Compactable
@@ -203,7 +198,7 @@ class Broker:
             producer_ids=coordinators.producer_ids,
             presence=presence,
             advertised=self._advertised,
-            authorizer=authorizer_for(config, lambda: controller.image.acls),
+            authorizer=Authorizer.from_config(config, lambda: controller.image.acls),
             tokens=TokenPasswords(
                 config.get("delegation.token.secret.key"), lambda: controller.image.tokens, derivation, self.clock
             ),
@@ -211,7 +206,7 @@ class Broker:
         )
         audit_log = AuditLog(self.services)
         self.services.audit = audit_log.audit
-        self._make_listeners(limits, await self._login_rules(controller, self.services.tokens, derivation))
+        await self._make_listeners(self.services, limits, derivation)
         for listener in self._listeners:
             listener.bind()
 
@@ -325,16 +320,24 @@ class Broker:
 
     # ------------------------------------------------------------------------------------------------------- listeners
 
-    def _make_listeners(self, limits: ConnectionLimits, logins: Mapping[str, LoginRules]) -> None:
-        assert self.services is not None
+    async def _make_listeners(self, services: Services, limits: ConnectionLimits, derivation: KeyDerivation) -> None:
         config = self.config
+        mechanisms = Mechanisms(
+            config,
+            users=lambda: services.controller.image.users,
+            tokens=services.tokens,
+            derivation=derivation,
+            clock=self.clock,
+        )
+        self._stops.append(mechanisms.stop)
+        logins = await mechanisms.rules()
         budget_bytes = config.get_int("queued.max.request.bytes")
         # The largest request must always find room when it is the only one.
         budget = MemoryBudget(
             max(budget_bytes if budget_bytes > 0 else DEFAULT_BUDGET_BYTES, config.get_int("socket.request.max.bytes"))
         )
         answers = AnswerRoom(budget, self.clock)
-        arrivals = Arrivals(config, self.services.quotas)
+        arrivals = Arrivals(config, services.quotas)
         apis = registry.load()
         for configured in config.listeners:
             self._listeners.append(
@@ -343,7 +346,7 @@ class Broker:
                     host=configured.host,
                     port=configured.port,
                     apis=apis,
-                    services=self.services,
+                    services=services,
                     budget=budget,
                     answers=answers,
                     limits=limits,
@@ -355,61 +358,6 @@ class Broker:
                     tls=ServerTls(configured, config, self.clock) if configured.uses_tls else None,
                 )
             )
-
-    async def _login_rules(
-        self, controller: Controller, tokens: TokenPasswords, derivation: KeyDerivation
-    ) -> dict[str, LoginRules]:
-        """How clients log in on each listener that asks for it."""
-        config = self.config
-        listeners = [each.name for each in config.listeners if each.security_protocol.startswith("SASL_")]
-        if not listeners:
-            return {}
-        idle_ms = config.get_int("connections.max.idle.ms")
-        decoys = Decoys(lambda: controller.image.users)
-        return {
-            listener: LoginRules(
-                mechanisms={
-                    name: await self._mechanism(listener, name, controller, decoys, tokens, derivation)
-                    for name in offered(config, listener)
-                },
-                max_session_ms=partial(config.listener_value, listener, "connections.max.reauth.ms"),
-                max_frame_bytes=config.listener_value(listener, "sasl.server.max.receive.size"),
-                failure_delay_s=config.get_int("connection.failed.authentication.delay.ms") / 1000,
-                within_s=min(LOGIN_WITHIN_S, idle_ms / 1000) if idle_ms > 0 else LOGIN_WITHIN_S,
-            )
-            for listener in listeners
-        }
-
-    async def _mechanism(
-        self,
-        listener: str,
-        name: str,
-        controller: Controller,
-        decoys: Decoys,
-        tokens: TokenPasswords,
-        derivation: KeyDerivation,
-    ) -> Mechanism:
-        def users() -> Users:
-            return controller.image.users
-
-        def account(user: str, mechanism: ScramMechanism, by_token: bool) -> Account | Awaitable[Account | None] | None:
-            if by_token:
-                return tokens.account(user, mechanism)
-            credential = users().get((user, mechanism))
-            return None if credential is None else Account(credential, f"User:{user}")
-
-        if name == PLAIN:
-            listed = JaasUsers(partial(self.config.listener_value, listener, "sasl.jaas.config", PLAIN))
-            return lambda: PlainExchange(listed, users, decoys, derivation)
-        if name == OAUTHBEARER:
-            from millrace.security.oauth import OAuthBearer  # noqa: PLC0415 - its libraries take a while to load
-
-            oauth = OAuthBearer.from_config(self.config, listener, self.clock)
-            self._stops.append(oauth.stop)
-            await oauth.start()
-            return oauth.exchange
-        scram = ScramMechanism.labelled(name)
-        return lambda: ScramExchange(scram, account, decoys)
 
     async def _hand_over(self, controller: Controller) -> None:
         """Give leadership away, and tell clients where it went while they can still ask here.
@@ -511,16 +459,6 @@ class Broker:
                 log_dirs.checkpoint_high_watermarks(replicas.high_watermarks())
             except StorageError as error:
                 logger.error("high watermarks: %s", error)  # noqa: TRY400
-
-
-def authorizer_for(config: BrokerConfig, acls: Callable[[], AclTable]) -> Authorizer:
-    """Who decides what somebody may, by the settings."""
-    return Authorizer(
-        enabled=bool(config.get("authorizer.class.name")),
-        acls=acls,
-        super_users=parse_super_users(str(config.get("super.users") or "")),
-        allow_if_no_acl=config.get_bool("allow.everyone.if.no.acl.found"),
-    )
 
 
 def store_for(config: BrokerConfig, clock: Clock) -> MetadataStore:

@@ -17,7 +17,7 @@ from millrace.records.decode import decode_records
 from millrace.testing import Cluster
 from millrace.wire.messages.acls import CreateAclsRequest
 from millrace.wire.messages.cluster import MetadataRequest
-from millrace.wire.messages.configs import IncrementalAlterConfigsRequest
+from millrace.wire.messages.configs import AlterConfigsRequest, IncrementalAlterConfigsRequest
 from millrace.wire.messages.groups import HeartbeatRequest
 from millrace.wire.messages.records import DeleteRecordsRequest
 from millrace.wire.messages.topics import CreateTopicsRequest, DeleteTopicsRequest
@@ -154,6 +154,62 @@ def test_a_topic_that_metadata_makes_is_told_of_with_who_asked(guarded: tuple[Cl
     assert made["actor"]["authorizations"][0]["policy"]["name"] == "a super user"
 
 
+def test_a_right_on_all_topics_does_not_reach_the_topic(tmp_path: Path) -> None:
+    """Whoever may do everything with topics could otherwise erase what is written about them."""
+    path = tmp_path / "audit.log"
+    settings = {
+        "listeners": "PLAINTEXT://127.0.0.1:0,SASL_PLAINTEXT://127.0.0.1:0",
+        "sasl.enabled.mechanisms": "SCRAM-SHA-256",
+        "authorizer.class.name": AUTHORIZER,
+        "super.users": "User:ANONYMOUS",
+        "audit.log.path": str(path),
+        "audit.log.topic.enable": "true",
+    }
+    config = IncrementalAlterConfigsRequest.AlterableConfig(name="retention.ms", value="1000")
+    resource = IncrementalAlterConfigsRequest.AlterConfigsResource(
+        resource_type=2, resource_name=AUDIT_LOG_TOPIC, configs=[config]
+    )
+    entry = AlterConfigsRequest.AlterableConfig(name="retention.ms", value="1000")
+    replaced = AlterConfigsRequest.AlterConfigsResource(resource_type=2, resource_name=AUDIT_LOG_TOPIC, configs=[entry])
+    new = CreateTopicsRequest.CreatableTopic(name=AUDIT_LOG_TOPIC, num_partitions=1, replication_factor=1)
+    with Cluster(settings=settings) as cluster, _client(cluster.bootstrap_servers_of("PLAINTEXT")) as root:
+        add_user(root, "alice", "alice-secret")
+        rule = CreateAclsRequest.AclCreation(
+            resource_type=2, resource_name="*", principal="User:alice", host="*", operation=2, permission_type=3
+        )
+        assert root.call(CreateAclsRequest(creations=[rule]), 3).results[0].error_code == ErrorCode.NONE
+        deadline = time.monotonic() + PATIENCE_S
+        while (topic := root.topic(AUDIT_LOG_TOPIC)).error_code:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+        def outcomes(client: RawClient) -> list[int]:
+            by_id = DeleteTopicsRequest.DeleteTopicState(name=None, topic_id=topic.topic_id)
+            return [
+                client.call(IncrementalAlterConfigsRequest(resources=[resource]), 1).responses[0].error_code,
+                client.call(AlterConfigsRequest(resources=[replaced]), 2).responses[0].error_code,
+                client.call(CreateTopicsRequest(topics=[new]), 7).topics[0].error_code,
+                client.call(DeleteTopicsRequest(topic_names=[AUDIT_LOG_TOPIC]), 5).responses[0].error_code,
+                client.call(DeleteTopicsRequest(topics=[by_id]), 6).responses[0].error_code,
+            ]
+
+        with _logged_in(cluster, "alice") as alice:
+            assert outcomes(alice) == [ErrorCode.CLUSTER_AUTHORIZATION_FAILED] * 5
+            alice.create_topic("hers")
+        denied = _eventually(
+            lambda: [event for event in _from_file(path) if event.get("action") == "Denied"],
+            lambda events: len(events) == 4,
+        )
+        assert {event["api"]["operation"] for event in denied} == {
+            "IncrementalAlterConfigs",
+            "AlterConfigs",
+            "CreateTopics",
+            "DeleteTopics",
+        }
+        exists, gone = ErrorCode.TOPIC_ALREADY_EXISTS, ErrorCode.UNKNOWN_TOPIC_ID
+        assert outcomes(root) == [ErrorCode.NONE, ErrorCode.NONE, exists, ErrorCode.NONE, gone]
+
+
 # --- several brokers: the topic ---------------------------------------------------------------------------------------
 
 
@@ -167,7 +223,11 @@ def _from_topic(bootstrap: str) -> Events:
 
 def test_every_broker_writes_to_the_topic_and_a_change_is_told_once() -> None:
     """One partition: brokers that do not lead it write through its leader. What is passed on is told by one broker."""
-    settings = {"audit.log.topic.enable": "true", "audit.log.topic.num.partitions": "1"}
+    settings = {
+        "audit.log.topic.enable": "true",
+        "audit.log.topic.num.partitions": "1",
+        "message.max.bytes": "500",  # for clients
+    }
     topic = DeleteRecordsRequest.DeleteRecordsTopic
     partition = DeleteRecordsRequest.DeleteRecordsPartition(partition_index=0, offset=0)
     with Cluster(brokers=3, settings=settings) as cluster:

@@ -48,7 +48,11 @@ def broker(
     configure_logging(log_level)
     given = name_values(settings, "--set")
     loaded = BrokerConfig.load(config, given)
-    for warning in (exposure.open_listeners_text(loaded), exposure.secrets_text(given)):
+    for warning in (
+        exposure.open_listeners_text(loaded),
+        exposure.open_metadata_text(loaded),
+        exposure.secrets_text(given),
+    ):
         if warning:
             logging.getLogger(__name__).warning("%s", warning)
     if migrate:

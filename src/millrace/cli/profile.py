@@ -110,6 +110,8 @@ def read_settings(path: Path) -> dict[str, str]:
         text = path.read_text()
     except OSError as error:
         raise CommandError(f"cannot read {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise CommandError(f"{path}: not text in UTF-8") from None
     try:
         found = json.loads(text) if path.suffix == ".json" else parse_properties(text)
     except ValueError as error:

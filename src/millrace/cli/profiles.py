@@ -211,13 +211,11 @@ def _text(value: Any, name: str) -> str:
 
 def write_profiles(profiles: Profiles) -> None:
     """Replace the file; nobody but its owner can read it at any moment."""
+    from millrace.security.certificates import write_private
+
     path = profiles_path().resolve()
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(render(profiles))
-    fresh.replace(path)
+    write_private(path, render(profiles).encode())
 
 
 def render(profiles: Profiles) -> str:

@@ -40,9 +40,19 @@ def check_log_level(level: str) -> None:
 def configure_logging(level: str) -> None:
     """Log lines on stderr: time, level, module, text."""
     check_log_level(level)
-    logging.basicConfig(
-        stream=sys.stderr, level=level.upper(), format="%(asctime)s %(levelname)-7s %(name)s: %(message)s"
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(OneLine("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
+    logging.basicConfig(level=level.upper(), handlers=[handler])
+
+
+class OneLine(logging.Formatter):
+    """An entry is one line, and a traceback below it: names of clients may be in it, and could pass for others."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
+        text = super().formatMessage(record)
+        return (
+            text if text.isprintable() else "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+        )
 
 
 def serve(

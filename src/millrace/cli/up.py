@@ -146,6 +146,10 @@ def up(
         secured = _secured(folder, host, wanted=secure)
         if secured is None and (remark := exposure.open_listeners_text(config)):
             print_remark(f"millrace: {remark}")
+        if secured is not None and start.zookeeper is not None:
+            told = {"zookeeper.connect": start.zookeeper, "listeners": secured.listener(address, port)}
+            if remark := exposure.open_metadata_text(BrokerConfig({**told, **secured.broker_settings(), **given})):
+                print_remark(f"millrace: {remark}")
         if start.is_single:
             _run_single(folder, use, host, port, given, log_level or "warning", secured)
         else:
@@ -266,6 +270,7 @@ def _run_single(
     if secured is None:
         serve(config, pid_file=folder.home(1) / "pid", ready=lambda bootstrap: use.ready({1: bootstrap}))
         return
+    secured.close_to_others(folder.home(1))
     _warn_of_stale(secured, _prepare_single(secured, config))
 
     def ready(bootstrap: str) -> None:

@@ -36,7 +36,16 @@ MAX_ITERATIONS: Final = 16384
 DEFAULT_ITERATIONS: Final = 8192
 _GENERATED_BYTES: Final = 24
 
-Name = Annotated[str, typer.Argument(metavar="USER", show_default=False, help="The user.")]
+
+def _in_utf8(name: str) -> str:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise CommandError("the name of the user is not text in UTF-8", exit_code=2) from None
+    return name
+
+
+Name = Annotated[str, typer.Argument(metavar="USER", show_default=False, callback=_in_utf8, help="The user.")]
 Mechanism = Annotated[
     list[str] | None,
     typer.Option("--mechanism", "-m", metavar="|".join(MECHANISMS), show_default=False, help="How it logs in."),

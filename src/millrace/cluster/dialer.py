@@ -18,7 +18,8 @@ Invariants
   connection, and `liveness` does not take it for one.
 - What cannot be loaded does not replace what works: a certificate that is half written leaves the old one in use, and
   is tried again at the next call (`security.tls`).
-- A failure to log in is logged when it begins, when its reason changes, and every minute while it lasts.
+- A failure to log in, or to be let do what brokers do, is logged when it begins, when its reason changes, and every
+  minute while it lasts.
 
 Owner: the event loop.
 """
@@ -133,6 +134,10 @@ class Dialer:
         if self._said.pop(broker_id, None) is not None:
             logger.info("broker %d has logged in to broker %d", self.broker_id, broker_id)
         return connection
+
+    def not_allowed(self, broker_id: int) -> None:
+        """Broker `broker_id` has let this one in, and says that it may not ask what brokers ask."""
+        self._note(broker_id, "it may not act as a broker there; its principal belongs in super.users")
 
     async def _context(self, endpoint: Endpoint) -> ssl.SSLContext | None:
         if endpoint.security_protocol not in ("SSL", "SASL_SSL"):

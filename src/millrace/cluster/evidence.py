@@ -8,8 +8,8 @@ apart by what else is known, and err on the side of whom the store has as contro
   many refuse that without it they are a majority does it wait whether they depose it, or call it.
 - A controller is deposed when most of the registered brokers are refused by it, and nobody reaches it. Fewer do it when
   nobody reaches it, and the time has passed in which it would have fenced or called them if it lived.
-- Whoever answers a call by turning its login away lives, and is not fenced for its silence; nothing else follows, and a
-  fenced broker does not count again by it.
+- Whoever answers a call by turning its login away, or by saying that the caller has no right to ask, lives, and is not
+  fenced for its silence; nothing else follows, and a fenced broker does not count again by it.
 - A call from somebody who refuses calls shows that it lives. A controller that does not reach most of those who live
   resigns.
 

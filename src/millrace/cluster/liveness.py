@@ -181,6 +181,9 @@ class Peer:
             self._refused()
         elif response.error_code in {ErrorCode.NONE, ErrorCode.BROKER_NOT_AVAILABLE}:
             self._note(self.health.answered(asked_s, going=response.error_code != ErrorCode.NONE))
+        elif response.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
+            self._dialer.not_allowed(self.health.broker_id)
+            self._note(self.health.turned_away(self._clock.monotonic()))
 
     def _refused(self) -> None:
         self._note(self.health.refused(self._clock.monotonic()))

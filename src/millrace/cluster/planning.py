@@ -54,6 +54,7 @@ R = TypeVar("R")
 
 MAX_PARTITIONS_PER_REQUEST: Final = 10_000
 PRODUCER_ID_BLOCK: Final = 1000
+AUDIT_MESSAGE_BYTES: Final = 1024 * 1024
 _MIN_SEGMENT_BYTES: Final = 1024 * 1024
 
 
@@ -322,6 +323,8 @@ def auto_created_topic(
             fitting("audit.log.topic.replication.factor", brokers),
             configs=(
                 ("cleanup.policy", "delete"),
+                # Its batches must pass, however small the broker's own setting is.
+                ("max.message.bytes", str(AUDIT_MESSAGE_BYTES)),
                 ("retention.ms", str(config.get_int("audit.log.topic.retention.ms"))),
             ),
         )

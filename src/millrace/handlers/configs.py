@@ -40,7 +40,7 @@ from millrace.handlers.needs import (
 )
 from millrace.handlers.registry import api
 from millrace.metadata.deltas import ResourceType
-from millrace.model import invalid_topic_name_reason
+from millrace.model import AUDIT_LOG_TOPIC, invalid_topic_name_reason
 from millrace.security.acls import Operation, ResourceKind
 from millrace.security.tls import check_tls
 from millrace.wire.keys import ApiKey
@@ -127,6 +127,8 @@ def _demand(context: RequestContext, operation: Operation, resource_type: int, n
 def _judge_change(context: RequestContext, resource_type: int, name: str) -> ApiError | None:
     try:
         _demand(context, Operation.ALTER_CONFIGS, resource_type, name)
+        if resource_type == ResourceType.TOPIC and name == AUDIT_LOG_TOPIC:
+            context.demand(*ALTER_CLUSTER_CONFIGS)  # a short retention would erase it
     except ApiError as refusal:
         return refusal
     return None

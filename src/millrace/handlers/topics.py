@@ -24,7 +24,7 @@ from millrace.handlers.needs import (
 )
 from millrace.handlers.quotas import within_mutation_quota
 from millrace.handlers.registry import api
-from millrace.model import ZERO_UUID
+from millrace.model import AUDIT_LOG_TOPIC, ZERO_UUID
 from millrace.wire.keys import ApiKey
 from millrace.wire.messages.topics import (
     CreatePartitionsRequest,
@@ -80,9 +80,15 @@ async def create_topics(context: RequestContext, request: CreateTopicsRequest) -
     TOPIC_AUTHORIZATION_FAILED in their place; v6 refuses what is beyond the client's controller_mutation_rate with
     THROTTLING_QUOTA_EXCEEDED, where it is made to wait before; v7 answers the topic's id.
 
-    Not done: create.topic.policy.class.name.
+    The audit log's topic is for those who may create on the cluster. Not done: create.topic.policy.class.name.
     """
-    may_create = anything if context.may(*CREATE_CLUSTER) else context.rights(*CREATE_TOPIC)
+    may_create_all = context.may(*CREATE_CLUSTER)
+    may_create = anything if may_create_all else context.rights(*CREATE_TOPIC)
+
+    def judge(topic: CreateTopicsRequest.CreatableTopic) -> ApiError | None:
+        if topic.name == AUDIT_LOG_TOPIC and not may_create_all:
+            return context.refusal(*CREATE_CLUSTER)
+        return None if may_create(topic.name) else context.refusal(*CREATE_TOPIC, topic.name)
 
     response = CreateTopicsResponse()
 
@@ -94,7 +100,7 @@ async def create_topics(context: RequestContext, request: CreateTopicsRequest) -
 
     response.topics = await done_for_allowed(
         request.topics,
-        lambda topic: None if may_create(topic.name) else context.refusal(*CREATE_TOPIC, topic.name),
+        judge,
         lambda topic, refusal: _not_created(topic.name, refusal),
         create,
     )
@@ -205,14 +211,18 @@ async def delete_topics(context: RequestContext, request: DeleteTopicsRequest) -
     Versions: v6 takes topic ids. A disabled deletion is INVALID_REQUEST before v3, then TOPIC_DELETION_DISABLED.
 
     v5 refuses what is beyond the client's controller_mutation_rate with THROTTLING_QUOTA_EXCEEDED.
+
+    The audit log's topic is for those who may delete on the cluster: a right on topics does not reach it.
     """
     may_delete_all = context.may(*DELETE_CLUSTER)
     topics = context.broker.image.topics_by_id
 
     def judge(ref: TopicRef) -> ApiError | None:
         name = ref.name
+        known = topics.get(ref.topic_id)
+        if AUDIT_LOG_TOPIC in (name, None if known is None else known.name) and not may_delete_all:
+            return context.refusal(*DELETE_CLUSTER)
         if name is None:
-            known = topics.get(ref.topic_id)
             allowed = known is None or context.may(*DELETE_TOPIC, known.name)
         else:
             exists = name in context.broker.image.topics

@@ -17,6 +17,7 @@ from typing import Final
 from millrace.clock import SystemClock
 from millrace.errors import MillraceError
 from millrace.local.children import StartTimeout, last_line, spawn
+from millrace.security.certificates import remove_drafts, write_private
 
 START_TIMEOUT_S: Final = 60.0
 STOP_TIMEOUT_S: Final = 20.0
@@ -152,12 +153,13 @@ class BrokerProcess:
 
 
 def write_properties(path: Path, values: Mapping[str, str]) -> None:
-    """A .properties file that is read back as `values`; there may be passwords among them, so nobody else reads it."""
+    """A .properties file that is read back as `values`; there may be passwords among them, so nobody else reads it.
+
+    Whole or not at all: clients read theirs while it is written anew, and a cluster finds its ZooKeeper by it.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = "".join(f"{name}={_escaped(value)}\n" for name, value in values.items())
-    with open(path, "w", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-        os.fchmod(file.fileno(), 0o600)  # that of an earlier start may be open to others
-        file.write(text)
+    remove_drafts(path.parent, [path.name])
+    write_private(path, "".join(f"{name}={_escaped(value)}\n" for name, value in values.items()).encode())
 
 
 def _escaped(value: str) -> str:

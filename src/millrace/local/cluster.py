@@ -117,6 +117,9 @@ class LocalCluster:
         for port in self._ports.values():
             if not is_free(self._host, port):
                 raise ConfigError(f"port {port} is already in use on {self._host}: choose another")
+        if self._secured is not None:
+            for broker_id in self.brokers:
+                self._secured.close_to_others(self._home(broker_id))
         if self.zookeeper is not None:
             self._start_zookeeper(self.zookeeper)
         if is_single(self._home(1) / "data"):

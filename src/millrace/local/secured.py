@@ -18,13 +18,15 @@ have to exist before the first broker starts, so they are written into the metad
 (`cluster.offline`).
 
 Invariants
-- **What is there is kept**, and what is missing is made. The authority that clients trust is never replaced: where half
-  of it is missing, that is an error. The certificate of the brokers is replaced when it is about to end, also while
-  they run, and when another address is to be listened on.
+- **What is there is kept**, and what is missing is made; a start that was killed half way is taken up by the next. The
+  authority that clients trust is never replaced: where half of it is missing, that is an error. The certificate of the
+  brokers is replaced when it is about to end, also while they run, when another address is to be listened on, and when
+  it is not the authority's.
 - **The metadata log says who may log in.** The passwords here are written into it once. A password that was changed
   there later stays changed; files here then have the old one, and a start says so. Only `broker` is set right, because
   nobody else uses it.
-- Keys and passwords are readable by their owner alone.
+- Keys and passwords are readable by their owner alone, and so is what the brokers keep: a rule guards a topic, and not
+  the file that its records are in.
 """
 
 from __future__ import annotations
@@ -49,7 +51,15 @@ from millrace.local.brokers import write_properties
 from millrace.metadata.deltas import AclsChanged, Change, ScramChanged
 from millrace.metadata.store import MetadataStore
 from millrace.security.acls import CLUSTER_NAME, WILDCARD, Acl, Operation, PatternKind, Permission, ResourceKind
-from millrace.security.certificates import Authority, is_good_for, make_authority, write_private, write_public
+from millrace.security.certificates import (
+    Authority,
+    is_good_for,
+    is_issued_by,
+    make_authority,
+    remove_drafts,
+    write_private,
+    write_public,
+)
 from millrace.security.scram import ScramCredential, ScramMechanism, credential_of, new_credential, salted_password
 
 logger = logging.getLogger(__name__)
@@ -66,6 +76,8 @@ _RENEWED_WITH_DAYS_LEFT: Final = 60
 _LOOK_EVERY_S: Final = 24 * 3600.0
 _PREPARED: Final = "prepared"
 _USERS: Final = "users.json"
+_TOKENS: Final = "tokens.key"
+_AUTHORITY: Final = "millrace"
 _SCRAM_MODULE: Final = "org.apache.kafka.common.security.scram.ScramLoginModule"
 
 CLIENT_FILES: Final = {
@@ -77,6 +89,7 @@ CLIENT_FILES: Final = {
     "admin.json": "the same for millrace commands: millrace profile set admin --from FILE",
 }
 """What clients are given, and what it is."""
+_WRITTEN: Final = (*CLIENT_FILES, "ca.key", "broker.pem", _USERS, _TOKENS, _PREPARED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +145,10 @@ class Secured:
         password = self.passwords[user]
         return tuple(ScramChanged(user, each, new_credential(each, password)) for each in ScramMechanism)
 
+    def close_to_others(self, home: Path) -> None:
+        """Have the folder of a broker for this user alone, from its first moment or from now on."""
+        _make_private(home)
+
     def renew(self) -> bool:
         """Have another certificate for the brokers if theirs is about to end; they see that by themselves."""
         return _certify(self.directory, self.names)
@@ -145,7 +162,7 @@ class Secured:
             while not ended.wait(look_every_s):
                 try:
                     self.renew()
-                except (ConfigError, OSError) as error:
+                except Exception as error:  # noqa: BLE001 - whatever it is, tomorrow it is tried again
                     logger.warning("the certificate of the brokers could not be renewed: %s", error)
 
         thread = threading.Thread(target=look, name="millrace-certificate", daemon=True)
@@ -222,36 +239,56 @@ def _fits(known: ScramCredential, password: str) -> bool:
 def secure(folder: Path, host: str) -> Secured:
     """Put everything in place that is not there yet."""
     directory = folder / FOLDER
-    directory.mkdir(parents=True, exist_ok=True)
-    directory.chmod(0o700)
+    _make_private(directory)
+    remove_drafts(directory, _WRITTEN)
     names = tuple(dict.fromkeys((host, "localhost", "127.0.0.1", "::1", socket.gethostname())))
     _certify(directory, names)
-    return Secured(directory, names, _passwords(directory), _token_secret(directory / "tokens.key"))
+    return Secured(directory, names, _passwords(directory), _token_secret(directory / _TOKENS))
+
+
+def _make_private(directory: Path) -> None:
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    directory.chmod(0o700)  # of one that was there, or was copied
 
 
 def _certify(directory: Path, names: tuple[str, ...]) -> bool:
     """Whether a certificate was made. The authority's key is needed for that alone, and may be kept elsewhere."""
     authority_path, key_path, broker_path = (directory / name for name in ("ca.pem", "ca.key", "broker.pem"))
-    if not authority_path.exists() and not key_path.exists():
-        make_authority("millrace").write(authority_path, key_path)
+    for name in names:
+        if not name.isascii():
+            raise ConfigError(f"there are no certificates for '{name}': write it as xn--..., or give an address")
+    if not key_path.exists() and not authority_path.exists():
         broker_path.unlink(missing_ok=True)
+        make_authority(_AUTHORITY).write(authority_path, key_path)
+    elif not authority_path.exists() and not broker_path.exists():  # the first start was ended in between
+        with _damage_said(key_path):
+            write_public(authority_path, make_authority(_AUTHORITY, key=key_path.read_bytes()).certificate)
     if not authority_path.exists():
         raise ConfigError(f"{authority_path} is missing: put it back, or remove {key_path} for a new authority")
-    if broker_path.exists() and _is_good(broker_path, names):
+    if broker_path.exists() and _is_good(broker_path, names, authority_path if key_path.exists() else None):
         return False
     if not key_path.exists():
         raise ConfigError(f"{key_path} is missing, and the brokers need a certificate for {', '.join(names)}")
-    try:
+    with _damage_said(authority_path, key_path):
         authority = Authority(authority_path.read_bytes(), key_path.read_bytes())
         authority.issue(BROKER, hosts=names, client=True, days=_DAYS).write(broker_path)
-    except ValueError as error:
-        raise ConfigError(f"{authority_path} or {key_path} is damaged: {error}") from None
     return True
 
 
-def _is_good(path: Path, names: tuple[str, ...]) -> bool:
+@contextmanager
+def _damage_said(*paths: Path) -> Iterator[None]:
     try:
-        return is_good_for(path.read_bytes(), names, days=_RENEWED_WITH_DAYS_LEFT)
+        yield
+    except ValueError as error:
+        raise ConfigError(f"{' or '.join(map(str, paths))} is damaged: {error}") from None
+
+
+def _is_good(path: Path, names: tuple[str, ...], authorities: Path | None) -> bool:
+    """Whether the brokers can go on with their certificate; `authorities`: one of which it has to be from."""
+    try:
+        pem = path.read_bytes()
+        is_theirs = authorities is None or is_issued_by(pem, authorities.read_bytes())
+        return is_theirs and is_good_for(pem, names, days=_RENEWED_WITH_DAYS_LEFT)
     except ValueError:  # it is damaged
         return False
 
@@ -261,9 +298,12 @@ def _passwords(directory: Path) -> dict[str, str]:
     known: dict[str, str] = {}
     if path.exists():
         try:
-            known = dict(json.loads(path.read_text()))
+            found: dict[str, object] = dict(json.loads(path.read_text()))
         except (ValueError, TypeError):
-            raise ConfigError(f"{path} is damaged: mend it, or remove it for new passwords") from None
+            found = {ADMIN: None}
+        known = {user: password for user, password in found.items() if isinstance(password, str) and password}
+        if known != found:
+            raise ConfigError(f"{path} is damaged: mend it, or remove it for new passwords")
     missing = [user for user in (ADMIN, APPLICATION, BROKER) if user not in known]
     if missing:
         (directory / _PREPARED).unlink(missing_ok=True)  # before they are there: they have to be written to the log
@@ -275,4 +315,10 @@ def _passwords(directory: Path) -> dict[str, str]:
 def _token_secret(path: Path) -> str:
     if not path.exists():
         write_private(path, secrets.token_urlsafe(48).encode())
-    return path.read_text()
+    try:
+        secret = path.read_text()
+    except UnicodeDecodeError:
+        secret = ""
+    if not secret.strip():
+        raise ConfigError(f"{path} is damaged: put it back, or remove it, which ends all delegation tokens")
+    return secret

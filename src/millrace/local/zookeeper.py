@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import os
 import secrets
 import signal
 import socket
@@ -35,6 +34,7 @@ from millrace.local.children import StartTimeout, last_line, spawn
 from millrace.local.java import find_java
 from millrace.local.ports import free_ports
 from millrace.metadata.zookeeper_access import OPEN, ZooKeeperAccess
+from millrace.security.certificates import remove_drafts, write_private
 
 START_TIMEOUT_S: Final = 30.0
 STOP_TIMEOUT_S: Final = 10.0
@@ -127,8 +127,8 @@ class ZooKeeperServers:
         """How to get in; makes the password if there is none yet."""
         if not self.asks_for_password:
             return OPEN
-        self.directory.mkdir(parents=True, exist_ok=True)
-        self.directory.chmod(0o700)  # what the brokers keep secret is in the data
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.directory.chmod(0o700)  # of one that was there: what the brokers keep secret is in the data
         return ZooKeeperAccess(USERNAME, _password(self._password_path), set_acl=True)
 
     @property
@@ -267,21 +267,16 @@ class ZooKeeperServers:
 
 
 def _password(path: Path) -> str:
-    """What is in the file; made up where there is none."""
+    """What is in the file; made up where there is none. The znodes are closed under it: another one opens nothing."""
+    if not path.exists():
+        remove_drafts(path.parent, [path.name])
+        write_private(path, f"{secrets.token_urlsafe(32)}\n".encode())
     try:
-        return path.read_text().strip()
-    except FileNotFoundError:
-        pass
-    password = secrets.token_urlsafe(32)
-    draft = path.with_suffix(".new")
-    draft.unlink(missing_ok=True)
-    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        os.write(fd, f"{password}\n".encode())
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-    draft.rename(path)
+        password = path.read_text().strip()
+    except UnicodeDecodeError:
+        password = ""
+    if not password:
+        raise ConfigError(f"{path} is damaged: put back the password that ZooKeeper's data was closed with")
     return password
 
 

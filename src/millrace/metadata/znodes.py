@@ -14,6 +14,9 @@ All paths are below the one in the address (`host:port,.../path`), which is made
 
 Packed: one byte (`=` plain, `z` zlib, used above 1 KiB), the controller epoch (4 bytes), the data. `claim` is a random
 number of one call: after a lost connection it tells whether that call has happened.
+
+What is in a znode is checked as what comes from outside is: nothing is unpacked beyond a bound, which is also that of
+what is written, and what does not have its fields is StorageError.
 """
 
 from __future__ import annotations
@@ -21,6 +24,8 @@ from __future__ import annotations
 import json
 import struct
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -37,6 +42,12 @@ BROKERS: Final = "/brokers"
 BROKER_IDS: Final = "/brokers/ids"
 CONTROLLER: Final = "/controller"
 CONTROLLER_EPOCH: Final = "/controller_epoch"
+
+MAX_DELTA_BYTES: Final = 64 * 1024 * 1024
+MAX_SNAPSHOT_BYTES: Final = 512 * 1024 * 1024
+"""Unpacked. A znode of 1 MiB could be made to hold a thousand times that."""
+CHUNK_BYTES: Final = 512 * 1024
+MAX_CHUNKS: Final = MAX_SNAPSHOT_BYTES // CHUNK_BYTES + 1  # what cannot be compressed is a little larger packed
 
 _COMPRESS_ABOVE_BYTES: Final = 1024
 _PLAIN, _ZLIB = b"=", b"z"
@@ -69,20 +80,29 @@ def snapshot_index(name: str) -> int:
     return int(name.split("-")[1])
 
 
-def pack(data: bytes, controller_epoch: int) -> bytes:
+def pack(data: bytes, controller_epoch: int, max_bytes: int = MAX_DELTA_BYTES) -> bytes:
+    """StorageError for what nobody would read again."""
+    if len(data) > max_bytes:
+        raise StorageError(f"{len(data)} bytes of metadata are more than are read again ({max_bytes}); ask for less")
     if len(data) > _COMPRESS_ABOVE_BYTES:
         return _HEADER.pack(_ZLIB, controller_epoch) + zlib.compress(data, 1)
     return _HEADER.pack(_PLAIN, controller_epoch) + data
 
 
-def unpack(value: bytes) -> bytes:
+def unpack(value: bytes, max_bytes: int = MAX_DELTA_BYTES) -> bytes:
     try:
         kind, _ = _HEADER.unpack_from(value)
         data = value[_HEADER.size :]
         if kind == _PLAIN:
             return data
         if kind == _ZLIB:
-            return zlib.decompress(data)
+            unpacking = zlib.decompressobj()
+            unpacked = unpacking.decompress(data, max_bytes + 1)
+            if len(unpacked) > max_bytes:
+                raise StorageError(f"metadata in ZooKeeper, {len(value)} bytes, unpacks to more than {max_bytes}")
+            if not unpacking.eof:
+                raise zlib.error("it is cut off")
+            return unpacked
     except (struct.error, zlib.error) as error:
         raise StorageError(f"damaged metadata in ZooKeeper, {len(value)} bytes: {error}") from error
     raise StorageError(f"damaged metadata in ZooKeeper, {len(value)} bytes of an unknown kind")
@@ -102,12 +122,24 @@ def from_json(data: bytes, path: str) -> dict[str, Any]:
     return fields
 
 
+@contextmanager
+def _damage_said(path: str) -> Iterator[None]:
+    try:
+        yield
+    except (LookupError, TypeError, ValueError) as error:
+        raise StorageError(f"damaged metadata in ZooKeeper: {path} is not what it should be") from error
+
+
 def read_pointer(data: bytes) -> tuple[int, int]:
     """Index and chunk count of the newest snapshot; 0, 0 where there is none."""
     if not data:
         return 0, 0
     fields = from_json(data, SNAPSHOT)
-    return int(fields["index"]), int(fields["chunks"])
+    with _damage_said(SNAPSHOT):
+        index, chunks = int(fields["index"]), int(fields["chunks"])
+        if not (index >= 0 and 0 <= chunks <= MAX_CHUNKS):
+            raise ValueError
+        return index, chunks
 
 
 def write_registration(registration: BrokerRegistration, claim: str) -> bytes:
@@ -129,17 +161,18 @@ def write_registration(registration: BrokerRegistration, claim: str) -> bytes:
 
 def read_registration(broker_id: int, data: bytes) -> BrokerRegistration:
     fields = from_json(data, broker_path(broker_id))
-    endpoints = tuple(
-        Endpoint(listener, host, port, protocol) for listener, host, port, protocol in fields["endpoints"]
-    )
-    return BrokerRegistration(
-        broker_id,
-        endpoints,
-        fields["rack"],
-        read_directories(fields.get("directories", [])),
-        fields.get("boot_id", ""),
-        fields.get("clean_epoch", -1),
-    )
+    with _damage_said(broker_path(broker_id)):
+        endpoints = tuple(
+            Endpoint(listener, host, port, protocol) for listener, host, port, protocol in fields["endpoints"]
+        )
+        return BrokerRegistration(
+            broker_id,
+            endpoints,
+            fields["rack"],
+            read_directories(fields.get("directories", [])),
+            fields.get("boot_id", ""),
+            fields.get("clean_epoch", -1),
+        )
 
 
 def write_claim(claim: ControllerClaim) -> bytes:
@@ -149,4 +182,5 @@ def write_claim(claim: ControllerClaim) -> bytes:
 
 def read_claim(data: bytes) -> ControllerClaim:
     fields = from_json(data, CONTROLLER)
-    return ControllerClaim(int(fields["broker_id"]), int(fields["controller_epoch"]), str(fields["claim"]))
+    with _damage_said(CONTROLLER):
+        return ControllerClaim(int(fields["broker_id"]), int(fields["controller_epoch"]), str(fields["claim"]))

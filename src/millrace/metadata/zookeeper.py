@@ -65,7 +65,6 @@ from millrace.metadata.zookeeper_session import (
 
 MAX_VALUE_BYTES: Final = 900 * 1024
 """ZooKeeper refuses requests above 1 MiB (`jute.maxbuffer`)."""
-CHUNK_BYTES: Final = 512 * 1024
 _TRIM_AT_A_TIME: Final = 1000
 _LAYOUT: Final = (
     Create(znodes.METADATA, znodes.to_json({"format": znodes.FORMAT})),
@@ -402,11 +401,11 @@ class ZooKeeperStore:
             nodes = await self._session.get_all([znodes.chunk_path(index, number) for number in range(chunks)])
             parts = [node.data for node in nodes if node is not None]
             if len(parts) == chunks:
-                return Snapshot(index, znodes.unpack(b"".join(parts)))
+                return Snapshot(index, znodes.unpack(b"".join(parts), znodes.MAX_SNAPSHOT_BYTES))
             # A newer snapshot has taken its place between the two reads.
 
     async def write_snapshot(self, snapshot: Snapshot, controller_epoch: int) -> None:
-        value = znodes.pack(snapshot.data, controller_epoch)
+        value = znodes.pack(snapshot.data, controller_epoch, znodes.MAX_SNAPSHOT_BYTES)
         async with self._writing:
             while True:
                 try:
@@ -419,7 +418,7 @@ class ZooKeeperStore:
         await self._remove_chunks(keep=current if chunks else None, controller_epoch=controller_epoch)
         trimmed = [Delete(znodes.delta_path(number)) for number in numbers if number <= max(index, current)]
         if not chunks or current < index:
-            parts = [value[start : start + CHUNK_BYTES] for start in range(0, len(value), CHUNK_BYTES)]
+            parts = [value[start : start + znodes.CHUNK_BYTES] for start in range(0, len(value), znodes.CHUNK_BYTES)]
             for number, part in enumerate(parts):
                 await self._write_as_read([Create(znodes.chunk_path(index, number), part)], controller_epoch)
             pointer = SetData(znodes.SNAPSHOT, znodes.to_json({"index": index, "chunks": len(parts)}))

@@ -5,7 +5,8 @@ changes something (`ocsf.CHANGES`; the default), or everything.
 
 Nobody can fill a disk with it. A change has an event of its own. Everything else has one when it first happens; what
 is the same (who, from where, which API, operation and resource) within `REPEAT_S` is counted, and told of in one event
-with OCSF's `count`. Somebody who asks for ever new names has `MAX_NAMES` of them told, the others counted together.
+with OCSF's `count`. Somebody who asks for ever new names has `MAX_NAMES` of them told, the others counted together. Of
+a name no more is kept than is told.
 
 Nobody waits for it. Events go to bounded queues (`Outbox`), one for the file and one for the topic. What finds its
 queue full is lost there, and counted: the next event that is written after it says how many, and so does the broker's
@@ -22,7 +23,7 @@ import json
 import logging
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final, NamedTuple
 
@@ -197,12 +198,15 @@ class Audit:
         self._login(caller, None, again=again)
 
     def login_failed(self, caller: Caller, reason: str, *, again: bool = False) -> None:
-        """`caller` is who it said it was; the reason is one of a few fixed texts, and never what was sent."""
-        # What somebody says to be, who is not in, may be as long as a message, and is kept for a while.
-        self._login(replace(caller, principal=caller.principal[: ocsf.MAX_TEXT]), reason, again=again)
+        """`caller` is who it said it was; the reason is one of a few fixed texts, by which is counted."""
+        self._login(caller, reason, again=again)
 
     def _login(self, caller: Caller, refusal: str | None, *, again: bool) -> None:
         source = self._source
+        if len(caller.principal) > ocsf.MAX_TEXT or len(caller.token_id) > ocsf.MAX_TEXT:
+            caller = caller._replace(
+                principal=caller.principal[: ocsf.MAX_TEXT], token_id=caller.token_id[: ocsf.MAX_TEXT]
+            )
 
         def make(caller: Caller) -> Callable[[Repeated | None], Event]:
             return lambda repeated: ocsf.authentication(
@@ -210,7 +214,8 @@ class Audit:
             )
 
         group = ("login", caller.host, caller.listener, caller.mechanism, refusal, again)
-        self._tell(group, caller.principal, make(caller), make(replace(caller, principal="", token_id="")))
+        if not self._is_counted(group, caller.principal):
+            self._tell(group, caller.principal, make(caller), lambda: make(caller._replace(principal="", token_id="")))
 
     # ------------------------------------------------------------------------------------------------------- decisions
 
@@ -247,7 +252,16 @@ class Audit:
         )
 
     def _tell_judgement(self, call: Call, judgement: Judgement) -> None:
-        source, caller = self._source, call.caller
+        caller, name = call.caller, judgement.name[: ocsf.MAX_TEXT]
+        group = (caller.principal, caller.host, call.key, judgement.operation, judgement.kind, judgement.allowed)
+        if self._is_counted(group, name):
+            return  # most of what is allowed, where that is told of
+        source = self._source
+        if call.client_id is not None and len(call.client_id) > ocsf.MAX_TEXT:
+            call = call._replace(client_id=call.client_id[: ocsf.MAX_TEXT])
+        is_whole = len(judgement.name) <= ocsf.MAX_TEXT
+        if not is_whole:
+            judgement = judgement._replace(name=name)
 
         def make(judgement: Judgement) -> Callable[[Repeated | None], Event]:
             return lambda repeated: ocsf.api_activity(
@@ -257,12 +271,11 @@ class Audit:
                 [Resource(judgement.kind.name, judgement.name)],
                 self._clock.wall_ms(),
                 allowed=judgement.allowed,
-                rules=self._rules(call, [judgement]) if judgement.name else (),
+                rules=self._rules(call, [judgement]) if judgement.name and is_whole else (),
                 repeated=repeated,
             )
 
-        group = (caller.principal, caller.host, call.key, judgement.operation, judgement.kind, judgement.allowed)
-        self._tell(group, judgement.name, make(judgement), make(replace(judgement, name="")))
+        self._tell(group, name, make(judgement), lambda: make(judgement._replace(name="")))
 
     def _rules(self, call: Call, judgements: Sequence[Judgement]) -> list[str]:
         """What each decision rests on."""
@@ -281,27 +294,32 @@ class Audit:
         group: Hashable,
         name: str,
         make: Callable[[Repeated | None], Event],
-        make_of_many: Callable[[Repeated | None], Event],
+        of_many: Callable[[], Callable[[Repeated | None], Event]],
     ) -> None:
-        """Send the event if it is the first of its kind, otherwise count it."""
-        counted = self._counts.get((group, name))
-        if counted is None and name and self._names.get(group, 0) >= MAX_NAMES:
-            name, make = "", make_of_many
-            counted = self._counts.get((group, name))
-            if counted is None and len(self._counts) < MAX_COUNTED:
-                counted = self._counts[group, name] = _Count(make)
-        if counted is not None:
-            now_ms = self._clock.wall_ms()
-            counted.start_ms = counted.start_ms or now_ms
-            counted.end_ms = now_ms
-            counted.count += 1
-        elif len(self._counts) >= MAX_COUNTED:
+        """Send an event of which none has been told yet, or count it with others where there are too many."""
+        has_many = bool(name) and self._names.get(group, 0) >= MAX_NAMES
+        if has_many and self._is_counted(group, ""):
+            return
+        if len(self._counts) >= MAX_COUNTED:
             for outbox in self._outboxes:
                 outbox.lose(1)
+        elif has_many:
+            self._counts[group, ""] = _Count(of_many())
+            self._is_counted(group, "")
         else:
             self._counts[group, name] = _Count(make)
             self._names[group] = self._names.get(group, 0) + 1
             self._send(make(None))
+
+    def _is_counted(self, group: Hashable, name: str) -> bool:
+        """Whether such an event has been told lately; then this one is counted."""
+        counted = self._counts.get((group, name))
+        if counted is None:
+            return False
+        counted.end_ms = now_ms = self._clock.wall_ms()
+        counted.start_ms = counted.start_ms or now_ms
+        counted.count += 1
+        return True
 
     def tell_counted(self) -> None:
         """Send what was counted since the last call, and forget what has not happened again."""

@@ -6,13 +6,18 @@ Owner: the event loop. What it remembers is good for one table of rules and is f
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from millrace.security.acls import AclTable, Decision, Operation, ResourceKind, decide, decide_for_any
 from millrace.security.sessions import Session
 
+if TYPE_CHECKING:
+    from millrace.config import BrokerConfig
+
 MAX_REMEMBERED: Final = 50_000
 """Answers, of all principals together."""
+MAX_NAME: Final = 300
+"""A name that is longer is judged each time: topics have none such, and clients may send 32 KiB of a group's."""
 _Question = tuple[str, str, Operation, ResourceKind]
 
 
@@ -26,8 +31,10 @@ class _Answers(dict[str, bool]):
         self._question = question
 
     def __missing__(self, name: str) -> bool:
-        answer = self[name] = self._authorizer.explain(*self._question, name).allowed
-        self._authorizer.note_answer()
+        answer = self._authorizer.explain(*self._question, name).allowed
+        if len(name) <= MAX_NAME:
+            self[name] = answer
+            self._authorizer.note_answer()
         return answer
 
 
@@ -49,6 +56,16 @@ class Authorizer:
         self._table: AclTable | None = None
         self._remembered: dict[_Question, _Answers] = {}
         self._remembered_count = 0
+
+    @classmethod
+    def from_config(cls, config: BrokerConfig, acls: Callable[[], AclTable]) -> Authorizer:
+        """Who decides what somebody may, by the settings."""
+        return cls(
+            enabled=bool(config.get("authorizer.class.name")),
+            acls=acls,
+            super_users=parse_super_users(str(config.get("super.users") or "")),
+            allow_if_no_acl=config.get_bool("allow.everyone.if.no.acl.found"),
+        )
 
     def __repr__(self) -> str:
         return f"Authorizer({'on' if self.enabled else 'off'}, {self._acls()!r})"

@@ -6,10 +6,11 @@ with, and known to every client. The library is loaded when the first certificat
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -57,11 +58,15 @@ class Authority:
         days: int = CERTIFICATE_DAYS,
         clock: Clock | None = None,
     ) -> Identity:
-        """A certificate for a server that is reached by `hosts` (names and addresses), for a client, or for both."""
+        """A certificate for a server that is reached by `hosts` (names and addresses), for a client, or for both.
+
+        ValueError where the key is none, is not this authority's, or a host cannot be in a certificate.
+        """
         from cryptography import x509  # noqa: PLC0415
         from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID  # noqa: PLC0415
 
-        authority = x509.load_pem_x509_certificate(self.certificate)
+        own_key = _loaded_key(self.key)
+        authority = _of_key(self.certificate, own_key)
         key = _new_key()
         parts = [x509.NameAttribute(NameOID.COMMON_NAME, common_name)]
         if organization:
@@ -85,26 +90,29 @@ class Authority:
             builder = builder.add_extension(
                 x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False
             )
-        return _signed(builder, key, _loaded_key(self.key))
+        return _signed(builder, key, own_key)
 
     def write(self, certificate_path: Path, key_path: Path) -> None:
-        write_public(certificate_path, self.certificate)
+        """The key first: who stops in between can make the certificate from it, and nobody has been given another."""
         write_private(key_path, self.key)
+        write_public(certificate_path, self.certificate)
 
 
-def make_authority(name: str, *, days: int = AUTHORITY_DAYS, clock: Clock | None = None) -> Authority:
-    """A new authority with a key of its own."""
+def make_authority(
+    name: str, *, key: bytes | None = None, days: int = AUTHORITY_DAYS, clock: Clock | None = None
+) -> Authority:
+    """A new authority, with a key that is there already (PEM; ValueError where it is none) or one of its own."""
     from cryptography import x509  # noqa: PLC0415
     from cryptography.x509.oid import NameOID  # noqa: PLC0415
 
-    key = _new_key()
+    own_key = _new_key() if key is None else _loaded_key(key)
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     builder = (
-        _builder(key, subject, subject, days, clock)
+        _builder(own_key, subject, subject, days, clock)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(signs_certificates=True), critical=True)
     )
-    made = _signed(builder, key, key)
+    made = _signed(builder, own_key, own_key)
     return Authority(made.certificate, made.key)
 
 
@@ -113,9 +121,25 @@ def is_good_for(pem: bytes, hosts: Sequence[str], *, days: int, clock: Clock | N
     from cryptography import x509  # noqa: PLC0415
 
     certificate = x509.load_pem_x509_certificates(pem)[0]
-    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return False
     now = datetime.fromtimestamp((clock or SystemClock()).wall_ms() // 1000, UTC)
     return certificate.not_valid_after_utc > now + timedelta(days=days) and all(_host(host) in names for host in hosts)
+
+
+def is_issued_by(pem: bytes, authorities: bytes) -> bool:
+    """Whether one of `authorities` has signed the first certificate in `pem`."""
+    from cryptography import x509  # noqa: PLC0415
+    from cryptography.exceptions import InvalidSignature  # noqa: PLC0415
+
+    certificate = x509.load_pem_x509_certificates(pem)[0]
+    for authority in x509.load_pem_x509_certificates(authorities):
+        with contextlib.suppress(InvalidSignature, ValueError, TypeError):  # another name, or another kind of key
+            certificate.verify_directly_issued_by(authority)
+            return True
+    return False
 
 
 def write_public(path: Path, data: bytes) -> None:
@@ -128,8 +152,19 @@ def write_private(path: Path, data: bytes) -> None:
     _write(path, data, 0o600)
 
 
+def remove_drafts(directory: Path, names: Iterable[str]) -> None:
+    """Remove what a process that was killed while it wrote these files has left. Nobody may be writing them."""
+    for name in names:
+        for draft in directory.glob(f"{_draft_prefix(name)}*"):
+            draft.unlink(missing_ok=True)
+
+
+def _draft_prefix(name: str) -> str:
+    return f".{name}.draft-"
+
+
 def _write(path: Path, data: bytes, mode: int) -> None:
-    number, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # only this user can read it
+    number, name = tempfile.mkstemp(dir=path.parent, prefix=_draft_prefix(path.name))  # only this user can read it
     try:
         with os.fdopen(number, "wb") as file:
             file.write(data)
@@ -140,6 +175,11 @@ def _write(path: Path, data: bytes, mode: int) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+    parent = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(parent)  # a password that is in use must not be gone after a power cut
+    finally:
+        os.close(parent)
 
 
 def _new_key() -> EllipticCurvePrivateKey:
@@ -152,9 +192,23 @@ def _loaded_key(pem: bytes) -> EllipticCurvePrivateKey:
     from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415
     from cryptography.hazmat.primitives.serialization import load_pem_private_key  # noqa: PLC0415
 
-    key = load_pem_private_key(pem, None)
-    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    try:
+        key = load_pem_private_key(pem, None)
+    except TypeError:
+        raise ValueError("the key is encrypted") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ValueError("the key is not one of an elliptic curve")  # noqa: TRY004 - it is what is in a file
     return key
+
+
+def _of_key(pem: bytes, key: EllipticCurvePrivateKey) -> x509.Certificate:
+    """The certificate of this key; there may be others beside it, while an authority is being replaced."""
+    from cryptography import x509  # noqa: PLC0415
+
+    for certificate in x509.load_pem_x509_certificates(pem):
+        if certificate.public_key() == key.public_key():
+            return certificate
+    raise ValueError("the key is not that of the certificate")
 
 
 def _builder(

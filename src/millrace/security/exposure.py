@@ -3,6 +3,9 @@
 A listener is open where nobody has to say who they are (PLAINTEXT, or SSL without `ssl.client.auth=required`). On a
 loopback address that is fine. On any other it lets whoever reaches the port do everything, as long as no authorizer is
 named; with one, ANONYMOUS may what the rules say.
+
+Rules and users are in ZooKeeper, where there is one: as long as its znodes are open, whoever reaches it can write there
+what they like.
 """
 
 from __future__ import annotations
@@ -29,6 +32,20 @@ def open_listeners_text(config: BrokerConfig) -> str:
         f"everybody who reaches {found} may read, write and delete everything: listen on 127.0.0.1, or ask for a login"
         " (SASL_SSL, or SSL with ssl.client.auth=required) and set authorizer.class.name"
     )
+
+
+def open_metadata_text(config: BrokerConfig) -> str:
+    """What to tell whoever starts a broker that asks for logins or rights, and leaves what it keeps of them open."""
+    asks = bool(config.get("authorizer.class.name")) or any(
+        each.security_protocol.startswith("SASL_") for each in config.listeners
+    )
+    has_login = bool(config.get("zookeeper.digest.username")) or (
+        config.get_bool("zookeeper.ssl.client.enable") and bool(config.get("zookeeper.ssl.keystore.location"))
+    )
+    if not asks or not config.get("zookeeper.connect") or (has_login and config.get("zookeeper.set.acl") is not False):
+        return ""
+    advice = "set zookeeper.set.acl=true" if has_login else "give the brokers a login there (zookeeper.digest.username)"
+    return f"everybody who reaches ZooKeeper can change users and rules: {advice}"
 
 
 def secrets_text(given: Iterable[str]) -> str:

@@ -139,7 +139,7 @@ def read_header(token: str) -> TokenHeader:
         raise LoginFailed("the token is no JWT")
     algorithm, key_id = header.get("alg"), header.get("kid")
     if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
-        raise LoginFailed(f"tokens signed by {algorithm!r:.40} are not taken")
+        raise LoginFailed("tokens signed so are not taken", detail=f"{algorithm!r:.40}")
     if not (key_id is None or isinstance(key_id, str)):
         raise LoginFailed("the token's key id is not a text")
     if "crit" in header or "b64" in header:
@@ -275,7 +275,8 @@ class OAuthBearer:
             await self._keys.look_early()
             key = self._keys.find(header.key_id, header.algorithm)
         if key is None:
-            raise LoginFailed(f"no key {header.key_id!r:.100} verifies {header.algorithm} here")
+            named = f"{header.algorithm}, key {header.key_id!r:.100}"
+            raise LoginFailed("no key here verifies the token", detail=named)
         return await asyncio.to_thread(verify, token, key, self.rules, self._clock.wall_ms())
 
 
@@ -309,7 +310,8 @@ class OAuthBearerExchange:
         return _admit(first, verified)
 
     def _refuse(self, reason: LoginFailed) -> Step:
-        self._refused = LoginFailed(str(reason), REFUSAL.decode())  # the words by which Kafka refuses, too
+        # The words by which Kafka refuses, too.
+        self._refused = LoginFailed(reason.reason, REFUSAL.decode(), detail=reason.detail)
         return Step(REFUSAL)
 
 

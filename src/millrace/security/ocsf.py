@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import millrace
 from millrace.errors import ErrorCode
@@ -86,8 +86,7 @@ class Source:
     cluster_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
+class Caller(NamedTuple):
     """Who is at the other end, and on which listener it came; for a failed login, who it said it was."""
 
     principal: str
@@ -99,8 +98,7 @@ class Caller:
     token_id: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """One request."""
 
     caller: Caller
@@ -110,8 +108,7 @@ class Call:
     client_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Judgement:
+class Judgement(NamedTuple):
     """One question of rights and its answer."""
 
     operation: Operation
@@ -193,6 +190,7 @@ def api_activity(
     api = _api_name(call.key)
     what = ", ".join(each.name for each in operations)
     actor: Event = {"user": _user(call.caller)}
+    rules = [printable(rule) for rule in rules]
     if rules:
         decision = "allowed" if allowed else "denied"
         actor["authorizations"] = [{"decision": decision, "policy": {"name": rule, "type": "ACL"}} for rule in rules]
@@ -293,7 +291,7 @@ def _user(caller: Caller) -> Event:
     if colon and kind != "User":
         user |= {"type_id": OTHER, "type": printable(kind)}
     if caller.token_id:
-        user["credential_uid"] = caller.token_id
+        user["credential_uid"] = printable(caller.token_id)
     return user
 
 

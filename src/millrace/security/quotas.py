@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from hashlib import sha256
 from typing import Final, TypeAlias
 
 QuotaEntity: TypeAlias = tuple[tuple[str, str | None], ...]
@@ -41,6 +42,8 @@ CLIENT_KEYS: Final = (PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE, REQUEST_PERCENTAGE
 """Quotas of users and client ids; the one of addresses is CONNECTION_CREATION_RATE."""
 
 MAX_REMEMBERED: Final = 10_000
+MAX_NAME: Final = 256
+"""Characters of a client id that are kept as they are: clients invent ids, and may send 32 KiB of one."""
 
 Share: TypeAlias = tuple[str | None, str | None]
 """Who counts together: a user, a client id, or one client id of one user."""
@@ -61,15 +64,23 @@ class Limit:
 
 def candidates(user: str, client_id: str) -> Iterator[tuple[QuotaEntity, Share]]:
     """The entities that a client belongs to, the most specific first, each with who counts together under it."""
-    one = (user, client_id)
+    counted = _shortened(client_id)
+    one = (user, counted)
     yield quota_entity({USER: user, CLIENT_ID: client_id}), one
     yield quota_entity({USER: user, CLIENT_ID: None}), one
     yield quota_entity({USER: user}), (user, None)
     yield quota_entity({USER: None, CLIENT_ID: client_id}), one
     yield quota_entity({USER: None, CLIENT_ID: None}), one
     yield quota_entity({USER: None}), (user, None)
-    yield quota_entity({CLIENT_ID: client_id}), (None, client_id)
-    yield quota_entity({CLIENT_ID: None}), (None, client_id)
+    yield quota_entity({CLIENT_ID: client_id}), (None, counted)
+    yield quota_entity({CLIENT_ID: None}), (None, counted)
+
+
+def _shortened(client_id: str) -> str:
+    """Another name for a long one, as good as that for telling who it is."""
+    if len(client_id) <= MAX_NAME:
+        return client_id
+    return sha256(client_id.encode(errors="surrogatepass")).hexdigest()
 
 
 Limits: TypeAlias = Mapping[str, Limit]
@@ -100,6 +111,8 @@ class QuotaTable:
 
     def limits(self, user: str, client_id: str) -> Limits:
         """What holds for a client."""
+        if len(client_id) > MAX_NAME:
+            return self._find(user, client_id)
         client = (user, client_id)
         found = self._remembered.get(client)
         if found is None:

@@ -49,12 +49,15 @@ class LoginFailed(MillraceError):
     """The client is not who it says, or does not follow the mechanism.
 
     The text is for the log. What the client is told is `told`; where that is empty, the same for every reason, so that
-    a user who does not exist cannot be told from a wrong password.
+    a user who does not exist cannot be told from a wrong password. `reason` is one of a few fixed texts, by which the
+    audit log counts; what the client sent may be in `detail`.
     """
 
-    def __init__(self, reason: str, told: str = "") -> None:
-        super().__init__(reason)
+    def __init__(self, reason: str, told: str = "", *, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason = reason
         self.told = told
+        self.detail = detail
 
 
 class Exchange(Protocol):

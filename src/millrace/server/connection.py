@@ -64,9 +64,14 @@ REFUSAL_GRACE_S: Final = 0.5
 """How long a peer that broke the protocol is kept for the answers to what it asked before."""
 KEEPALIVE: Final = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 4))
 """A peer that vanished without a word is noticed within two minutes, even while a long poll waits for it."""
+LOOK_S: Final = 15.0
+"""How often it is looked whether a peer that is not read has gone."""
 WRITE_BUFFER_HIGH_BYTES: Final = 64 * 1024
 """Small answers gather in the transport for one turn of the loop."""
 
+_TCP_INFO: Final[int | None] = getattr(socket, "TCP_INFO", None)
+_ESTABLISHED: Final = 1
+"""The state of a connection that both sides have open, the first byte of what the kernel tells (Linux)."""
 _LATER: Final = (CoroutineType, Promise)
 """What a handler returns whose answer is not there yet."""
 
@@ -350,10 +355,19 @@ class Connection(asyncio.BufferedProtocol):
         if self._quiet is not None:
             self._quiet.cancel()
         self._quiet_until = until
-        self._quiet = clock.call_later(seconds, self._speak_again)
+        self._quiet = clock.call_later(min(seconds, LOOK_S), self._speak_again)
         self._hold_reading()
 
     def _speak_again(self) -> None:
+        clock = self._services.clock
+        left_s = self._quiet_until - clock.monotonic()
+        if left_s > 0 and self._transport is not None:
+            # What is not read says nothing of its end, and a quota may want hours of quiet.
+            if _has_left(self._transport):
+                self.abort()
+            else:
+                self._quiet = clock.call_later(min(left_s, LOOK_S), self._speak_again)
+            return
         self._quiet = None
         self._advance()
         self._maybe_resume_reading()
@@ -663,6 +677,18 @@ class Connection(asyncio.BufferedProtocol):
         self._hold_reading()
         if not self._replies:
             self.close()
+
+
+def _has_left(transport: asyncio.Transport) -> bool:
+    """Whether the peer has closed its end, by what the kernel says; False where it does not say."""
+    peer_socket = transport.get_extra_info("socket")
+    if peer_socket is None or peer_socket.family not in (socket.AF_INET, socket.AF_INET6) or _TCP_INFO is None:
+        return False
+    try:
+        (state,) = peer_socket.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 1)
+    except OSError:
+        return False
+    return bool(state != _ESTABLISHED)
 
 
 def printable(text: str) -> str:

@@ -9,7 +9,7 @@ or a handler, and one that is in place costs nothing more. Not here: what mechan
 
 Invariants: one exchange at a time, and it is given up at the first failure; whoever fails is answered late and then
 closed; a connection that does not log in is closed in time; another login is by the same mechanism and as the same
-principal; nothing that a client sent is in the log but its mechanism.
+principal; nothing that a client sent is in the log but its mechanism, and of a token the names of algorithm and key.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class Login:
         if self._session is not None and self._session.principal != done.principal:
             before, after = (name.replace(":", ".", 1) for name in (self._session.principal, done.principal))
             raise LoginFailed(
-                f"{done.principal} where {self._session.principal} was before",
+                "another principal than before",
                 f"Cannot change principals during re-authentication from {before}: {after}",
             )
         lifetimes_ms = [max_ms] if (max_ms := self._rules.max_session_ms(self._mechanism)) > 0 else []
@@ -213,12 +213,17 @@ class Login:
         if not isinstance(error, LoginFailed):
             log.error("the login by %s could not be checked", self._mechanism, exc_info=error)
         response = SaslAuthenticateResponse(error_code=ErrorCode.SASL_AUTHENTICATION_FAILED, error_message=told)
-        return self._refuse(response, str(error) if isinstance(error, LoginFailed) else type(error).__name__)
+        if isinstance(error, LoginFailed):
+            return self._refuse(response, error.reason, str(error))
+        return self._refuse(response, type(error).__name__)
 
-    async def _refuse(self, response: R, reason: str) -> R:
-        """Answer late, so that guessing takes its time, and close; nothing else of this client is begun meanwhile."""
+    async def _refuse(self, response: R, reason: str, said: str = "") -> R:
+        """Answer late, so that guessing takes its time, and close; nothing else of this client is begun meanwhile.
+
+        `said` is the reason as it stands in the log, where that has more to it.
+        """
         mechanism = self._mechanism or "no mechanism"
-        self._refusals.tell(self._host, "a login from %s by %s failed: %s", self._host, mechanism, reason)
+        self._refusals.tell(self._host, "a login from %s by %s failed: %s", self._host, mechanism, said or reason)
         self._door.login_failed("" if self._exchange is None else self._exchange.user, self._mechanism, reason)
         self._exchange = None
         await self._clock.sleep(self._rules.failure_delay_s)

@@ -1,8 +1,9 @@
 """Quotas as connections keep them: who is counted, what a client is told, and how fast connections may come.
 
 A client that used too much gets its answer at once, with `throttle_time_ms`, and then its connection is quiet for so
-long: nothing is read from it, and what was read before waits. Of several quotas the longest time counts. Produced bytes
-count when the request begins, and not when it is answered: a client that pipelines is stopped before its next request.
+long: nothing is read from it, and what was read before waits; that it has gone is seen all the same. Of several quotas
+the longest time counts. Produced bytes count when the request begins, and not when it is answered: a client that
+pipelines is stopped before its next request.
 
 `request_percentage` is the share of this broker's one event loop that requests of a client take (decoding, handling,
 encoding; not while they wait): 100 is the whole loop. In Kafka 100 is one of its threads.
@@ -26,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from millrace.handlers.forwarding import is_from_broker
 from millrace.security.metering import ClientQuotas, Meter, make_room
-from millrace.security.quotas import Rate
+from millrace.security.quotas import Rate, canonical_address
 from millrace.wire.hot import FetchReply, ThrottledProduce
 from millrace.wire.keys import ApiKey
 from millrace.wire.schema import Struct
@@ -129,6 +130,7 @@ class Arrivals:
         if bound is None:
             return 0.0
         now = self.clock.monotonic()
+        address = canonical_address(address)  # one that comes by IPv4 and IPv6 is one
         rate = self._by_address.get(address)
         if rate is None:
             make_room(self._by_address, now)

@@ -5,6 +5,9 @@ name stands for another file, so that `logrotate` may rename it without telling 
 disk, a directory that is gone) is tried again with what was left of it; meanwhile events wait in their queue, and
 beyond its bounds are lost (`security.audit`). What is written is left to the operating system to put on disk.
 
+An event is a line of its own, also after half of one: what an earlier process could not finish is ended before the
+first, and a line that the disk had room for half of is written as a whole where another file has taken its place.
+
 Owner: the task that runs `run`; the file and what is left of a write belong to the thread.
 """
 
@@ -13,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
@@ -39,13 +43,17 @@ class AuditFile:
         self._outbox = outbox
         self._clock = clock
         self._fd = -1
-        self._rest = b""
-        """Of a write that failed."""
+        self._pending = b""
+        """Whole lines, of a write that failed."""
+        self._written = 0
+        """How much of them is in the file."""
         self._failing = False
         try:
             self._open()
         except OSError as error:
             raise ConfigError(f"audit.log.path: cannot write {path}: {error.strerror or error}") from None
+        if _ends_within_a_line(path):
+            self._pending = b"\n"
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="audit-file")
 
     def __repr__(self) -> str:
@@ -87,11 +95,13 @@ class AuditFile:
     # --- in the thread ------------------------------------------------------------------------------------------------
 
     def _write(self, data: bytes) -> None:
-        self._rest += data
+        self._pending += data
         if self._is_another():
             self._open()
-        while self._rest:
-            self._rest = self._rest[os.write(self._fd, self._rest) :]
+            self._written = self._pending.rfind(b"\n", 0, self._written) + 1
+        while self._written < len(self._pending):
+            self._written += os.write(self._fd, self._pending[self._written :])
+        self._pending, self._written = b"", 0
 
     def _is_another(self) -> bool:
         try:
@@ -106,3 +116,16 @@ class AuditFile:
         if self._fd >= 0:
             os.close(self._fd)
         self._fd = fd
+
+
+def _ends_within_a_line(path: Path) -> bool:
+    """Whether whoever wrote to the file before was stopped in the middle of an event."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:  # it may be written and not read
+        return False
+    try:
+        found = os.fstat(fd)
+        return stat.S_ISREG(found.st_mode) and found.st_size > 0 and os.pread(fd, 1, found.st_size - 1) != b"\n"
+    finally:
+        os.close(fd)

@@ -96,6 +96,11 @@ def test_what_is_refused(said: Said, words: list[str], text: str) -> None:
     assert text in said(*words, exit_code=2)
 
 
+def test_a_source_that_is_no_text_is_named(said: Said, tmp_path: Path) -> None:
+    (tmp_path / "binary").write_bytes(b"\xff")
+    assert "binary: not text in UTF-8" in said("profile", "set", "p", "--from", str(tmp_path / "binary"), exit_code=1)
+
+
 def test_a_setting_that_is_not_there_cannot_be_removed(said: Said) -> None:
     said("profile", "set", "prod", "-b", DEAD)
     assert "has no setting 'sasl.username'" in said("profile", "unset", "prod", "sasl.username", exit_code=1)

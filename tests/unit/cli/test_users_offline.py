@@ -139,6 +139,11 @@ def test_offline_needs_the_settings_and_they_need_it(words: list[str], told: Cal
     assert "--offline and --config FILE belong together" in refused
 
 
+def test_a_name_that_is_no_text(config: Path, password_file: Path, told: Callable[..., str]) -> None:
+    words = ("users", "add", "\udcff", "--offline", "--config", config, "--password-file", password_file)
+    assert "the name of the user is not text in UTF-8" in told(*words, exit_code=2)
+
+
 def test_settings_that_name_no_metadata(tmp_path: Path, config: Path, told: Callable[..., str]) -> None:
     add = ("users", "add", "broker", "--offline", "--generate", "--config")
     assert "cannot read" in told(*add, tmp_path / "missing", exit_code=1)

@@ -10,7 +10,7 @@ import pytest
 from millrace.client.connection import Connection
 from millrace.cluster.controller import HeartbeatAnswer
 from millrace.cluster.evidence import CALLED_WITHIN_S
-from millrace.cluster.liveness import is_refusal
+from millrace.cluster.liveness import PROBES_PER_SESSION, is_refusal
 from millrace.cluster.planning import NewTopic
 from millrace.errors import ApiError, ErrorCode
 from support.metadata import ControlPlane
@@ -138,6 +138,29 @@ async def test_a_silent_broker_is_fenced_after_a_session_and_counts_again_when_i
         assert plane.leading.image.is_live(2)
         plane.servers[3].answering.set()
         await plane.settled(lambda image: image.is_live(3))
+
+
+async def test_a_broker_that_lets_nobody_ask_is_not_taken_for_silent(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its rules have lost the principal of the brokers; the process lives, and says so with every answer."""
+    async with ControlPlane(3, QUICK, liveness=True) as plane:
+        await plane.settled(lambda image: len(image.live_brokers) == 3)
+        asked = plane.servers[3].asked
+
+        async def refuse(*_: object, **__: object) -> HeartbeatAnswer:
+            raise ApiError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+
+        monkeypatch.setattr(plane.controllers[3], "heartbeat", refuse)
+        asked.clear()
+        fenced: list[bool] = []
+        plane.leading.on_image(lambda _old, new, _changes: fenced.append(not new.is_live(3)))
+        async with asyncio.timeout(20):
+            while len(asked) < 3 * PROBES_PER_SESSION:
+                await asyncio.sleep(0.01)
+        assert plane.leading.image.is_live(3) and not any(fenced)
+    (said,) = {record.getMessage() for record in caplog.records if "to broker 3" in record.getMessage()}
+    assert said.endswith("it may not act as a broker there; its principal belongs in super.users")
 
 
 async def test_a_controller_that_reaches_nobody_leaves_the_office() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -83,6 +84,18 @@ def test_properties_are_read_back_as_written(tmp_path: Path) -> None:
     }
     write_properties(tmp_path / "new" / "p", values)
     assert parse_properties((tmp_path / "new" / "p").read_text()) == values
+
+
+def test_properties_are_replaced_as_a_whole_and_for_their_owner(tmp_path: Path) -> None:
+    path = tmp_path / "p"
+    path.write_text("old=1\n")
+    path.chmod(0o644)
+    (tmp_path / ".p.draft-killed").write_text("password=half")
+    with path.open() as reader:
+        write_properties(path, {"password": "secret"})
+        assert reader.read() == "old=1\n", "whoever could read the old one does not read the new one"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [each.name for each in tmp_path.iterdir()] == ["p"]
 
 
 @pytest.mark.parametrize(("brokers", "copies", "least"), [(1, "1", None), (2, "2", None), (3, "3", "2"), (9, "3", "2")])

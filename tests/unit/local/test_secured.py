@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import stat
 from pathlib import Path
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
 
 from millrace.client.settings import ClientSettings, parse_jaas
 from millrace.clock import ManualClock, SystemClock
@@ -20,7 +23,7 @@ from millrace.local.folder import Folder
 from millrace.local.secured import ADMIN, APPLICATION, BROKER, MECHANISM, Secured, jaas, secure
 from millrace.metadata.deltas import AclsChanged, ScramChanged
 from millrace.metadata.embedded import EmbeddedStore
-from millrace.security.certificates import Authority
+from millrace.security.certificates import Authority, is_issued_by, make_authority, write_private
 from millrace.security.scram import ScramCredential, ScramMechanism, new_credential
 from support.up import wait_for
 
@@ -188,10 +191,103 @@ def test_the_authority_is_never_replaced(tmp_path: Path) -> None:
         secure(tmp_path, "192.0.2.7")
 
 
+@pytest.mark.parametrize("writes", range(12))
+async def test_a_start_that_is_killed_at_any_write_is_taken_up_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int
+) -> None:
+    replace, left = Path.replace, [writes]
+
+    def killed(draft: Path, target: Path) -> Path:
+        if not left[0]:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        return replace(draft, target)
+
+    async def start() -> Secured:
+        secured = secure(tmp_path, HOST)
+        await secured.prepare(store_in(tmp_path), CLOCK)
+        secured.write_client_files("127.0.0.1:9092")
+        return secured
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", killed)
+        patched.setattr(Path, "unlink", lambda *_, **__: None)  # who is killed does not clean up
+        with contextlib.suppress(KeyboardInterrupt):
+            await start()
+    secured = await start()
+    assert await secured.prepare(store_in(tmp_path), CLOCK) == [], "all can log in"
+    assert not list(secured.directory.glob(".*")), "drafts, with keys in them"
+    pem = (secured.directory / "broker.pem").read_bytes()
+    assert is_issued_by(pem, secured.authorities.read_bytes())
+    assert await start() == secured
+
+
+def test_a_certificate_of_another_authority_is_replaced(tmp_path: Path) -> None:
+    secured = secure(tmp_path, HOST)
+    old = serial(secured)
+    # Both halves were put there by somebody who has an authority already, which is trusted beside the old one.
+    own, trusted = make_authority("own"), secured.authorities.read_bytes()
+    write_private(secured.directory / "ca.key", own.key)
+    secured.authorities.write_bytes(own.certificate)
+    secure(tmp_path, HOST)
+    assert serial(secured) != old
+    assert is_issued_by((secured.directory / "broker.pem").read_bytes(), own.certificate)
+    secured.authorities.write_bytes(trusted + own.certificate)
+    kept = serial(secured)
+    assert serial(secure(tmp_path, HOST)) == kept
+    assert serial(secure(tmp_path, "192.0.2.7")) != kept
+    assert is_issued_by((secured.directory / "broker.pem").read_bytes(), own.certificate)
+
+
+def test_what_cannot_be_an_authority_is_an_error(tmp_path: Path) -> None:
+    secured = secure(tmp_path, HOST)
+    key = secured.directory / "ca.key"
+    rsa_key = rsa.generate_private_key(65537, 2048)
+    pem, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    encrypted = serialization.BestAvailableEncryption(b"secret")
+    for found, problem in (
+        (make_authority("another").key, "the key is not that of the certificate"),
+        (rsa_key.private_bytes(pem, pkcs8, serialization.NoEncryption()), "not one of an elliptic curve"),
+        (rsa_key.private_bytes(pem, pkcs8, encrypted), "the key is encrypted"),
+    ):
+        key.write_bytes(found)
+        with pytest.raises(ConfigError, match=f"ca.key is damaged: .*{problem}"):
+            secure(tmp_path, "192.0.2.7")
+    with pytest.raises(ConfigError, match="no certificates for 'müller"):
+        secure(tmp_path, "müller.example")
+
+
+def test_a_certificate_without_names_is_replaced(tmp_path: Path) -> None:
+    secured = secure(tmp_path, HOST)
+    authority = Authority(secured.authorities.read_bytes(), (secured.directory / "ca.key").read_bytes())
+    authority.issue("nameless").write(secured.directory / "broker.pem")
+    old = serial(secured)
+    assert serial(secure(tmp_path, HOST)) != old
+
+
+def test_a_folder_is_private_from_its_first_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "chmod", lambda *_, **__: None)
+        secured = secure(tmp_path, HOST)
+        secured.close_to_others(tmp_path / "broker-1")
+    (tmp_path / "broker-2").mkdir()
+    secured.close_to_others(tmp_path / "broker-2")
+    for path in (secured.directory, tmp_path / "broker-1", tmp_path / "broker-2"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("found", [b"", b"\n", b"\xff"])
+def test_a_damaged_secret_of_tokens_is_an_error(tmp_path: Path, found: bytes) -> None:
+    secured = secure(tmp_path, HOST)
+    (secured.directory / "tokens.key").write_bytes(found)
+    with pytest.raises(ConfigError, match=r"tokens\.key is damaged"):
+        secure(tmp_path, HOST)
+
+
 def test_a_damaged_list_of_users_is_not_written_over(tmp_path: Path) -> None:
     secured = secure(tmp_path, HOST)
     path = secured.directory / "users.json"
-    for text in ("{", "3", "[1]"):
+    for text in ("{", "3", "[1]", '{"admin": 3}', '{"admin": ""}'):
         path.write_text(text)
         with pytest.raises(ConfigError, match="is damaged"):
             secure(tmp_path, HOST)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import socket
+import stat
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,20 @@ def test_servers_keep_their_ports_and_stop(zookeeper: ZooKeeperServers) -> None:
 def test_one_or_three(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="1 or 3 servers"):
         ZooKeeperServers(tmp_path, nodes=2)
+
+
+@pytest.mark.parametrize("found", [b"", b"\n", b"\xff"])
+def test_a_damaged_password_is_told(tmp_path: Path, found: bytes) -> None:
+    (tmp_path / "password").write_bytes(found)
+    with pytest.raises(ConfigError, match="password is damaged: put back"):
+        assert ZooKeeperServers(tmp_path, asks_for_password=True).access
+
+
+def test_a_password_is_made_once_and_for_its_owner(tmp_path: Path) -> None:
+    made = ZooKeeperServers(tmp_path / "new", asks_for_password=True).access
+    assert ZooKeeperServers(tmp_path / "new", asks_for_password=True).access == made
+    path = tmp_path / "new" / "password"
+    assert (stat.S_IMODE(path.stat().st_mode), stat.S_IMODE(path.parent.stat().st_mode)) == (0o600, 0o700)
 
 
 def test_a_port_in_use_is_told(tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ from millrace.errors import ConfigError, StorageError
 from millrace.local.zookeeper import ZooKeeperServers
 from millrace.metadata import zookeeper as zookeeper_module
 from millrace.metadata.store import BrokerRegistration, Fenced, Membership, SessionState, Snapshot
-from millrace.metadata.zookeeper import CHUNK_BYTES, ZooKeeperStore
+from millrace.metadata.znodes import CHUNK_BYTES
+from millrace.metadata.zookeeper import ZooKeeperStore
 from millrace.metadata.zookeeper_session import Operation, Refusal, _StateQueue
 from support.metadata import ENDPOINT
 from support.zookeeper import expire

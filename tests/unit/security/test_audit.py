@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 
 from millrace.clock import ManualClock
 from millrace.security import audit as audit_module
-from millrace.security.acls import Acl, AclTable, Operation, PatternKind, Permission, ResourceKind
+from millrace.security.acls import Acl, AclTable, Decision, Operation, PatternKind, Permission, ResourceKind
 from millrace.security.audit import MAX_NAMES, Allowed, Audit, Line, Outbox
 from millrace.security.authorizer import Authorizer
 from millrace.security.ocsf import MAX_TEXT, Call, Caller, Judgement, Resource
@@ -225,3 +226,37 @@ def test_a_queue_is_bounded_in_bytes_too(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [line.data for line in outbox.take(10, 1)] == [b"x" * 10, b"lost 1"]
     outbox.offer(Line(0, b"z" * 10))
     assert [line.data for line in outbox.take(10, 100)] == [b"z" * 10]
+
+
+def test_no_more_is_kept_of_a_name_than_is_told() -> None:
+    """Names of users and groups, and client ids, may be as long as a frame: 100 of them for each caller are kept."""
+    log = Log()
+    huge = 500_000
+    tracemalloc.start()
+    try:
+        for number in range(20):
+            log.audit.login_failed(Caller(f"User:{number}{'x' * huge}", "10.0.0.1", "SASL_SSL"), "a wrong password")
+            judgement = Judgement(Operation.READ, ResourceKind.GROUP, f"{number}{'g' * huge}", allowed=False)
+            call = Call(ALICE, ApiKey.HEARTBEAT, 3, 1, client_id="c" * huge)
+            log.audit.decided(call, [judgement])
+        del judgement, call
+        assert tracemalloc.get_traced_memory()[0] < huge
+    finally:
+        tracemalloc.stop()
+    events = log.events()
+    assert len(events) == 40
+    assert max(len(json.dumps(event)) for event in events) < 10_000
+    again = Judgement(Operation.READ, ResourceKind.GROUP, "7" + "g" * huge, allowed=False)
+    log.audit.decided(Call(ALICE, ApiKey.HEARTBEAT, 3, 1), [again])
+    log.audit.tell_counted()
+    assert [event["count"] for event in log.events()] == [1]
+
+
+def test_rules_are_told_in_one_line_each() -> None:
+    log = Log()
+    rule = f"ALLOW User:a\nb from *: {'x' * 100_000}"
+    log.audit._explain = lambda *_: Decision(True, reason=rule)  # type: ignore[assignment]
+    log.change(ApiKey.DELETE_TOPICS, "t")
+    (event,) = log.events()
+    (policy,) = [each["policy"]["name"] for each in event["actor"]["authorizations"]]
+    assert policy.startswith("ALLOW User:a?b") and len(policy) == 300

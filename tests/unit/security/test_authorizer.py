@@ -81,3 +81,11 @@ def test_a_checker_outlives_what_is_forgotten(monkeypatch: pytest.MonkeyPatch) -
 def test_without_rules_in_force_everybody_may() -> None:
     assert NO_AUTHORIZER.may(ANONYMOUS, HOST, *READ, "t")
     assert NO_AUTHORIZER.may_any(ANONYMOUS, HOST, *READ)
+
+
+def test_long_names_are_judged_and_not_kept() -> None:
+    """50,000 answers of 32 KiB each would be a gigabyte and a half."""
+    long = "t" * 32_000
+    ruled = Ruled(allowed(long))
+    assert [ruled.may(long), ruled.may(long), ruled.may(f"{long}u")] == [True, True, False]
+    assert not any(name.startswith("ttt") for answers in ruled.authorizer._remembered.values() for name in answers)

@@ -3,7 +3,13 @@ from __future__ import annotations
 import pytest
 
 from millrace.config import BrokerConfig
-from millrace.security.exposure import is_loopback, open_listeners, open_listeners_text, secrets_text
+from millrace.security.exposure import (
+    is_loopback,
+    open_listeners,
+    open_listeners_text,
+    open_metadata_text,
+    secrets_text,
+)
 
 
 @pytest.mark.parametrize(
@@ -44,3 +50,29 @@ def test_a_secret_on_a_command_line_is_none() -> None:
     assert "ssl.key.password, listener.name.x.plain.sasl.jaas.config on a command line" in text
     assert "hunter2" not in text
     assert secrets_text({"num.partitions": "3", "no.such.setting": "x"}) == ""
+
+
+AUTHORIZER = {"authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer"}
+LOGINS = {"listeners": "SASL_PLAINTEXT://127.0.0.1:0", "inter.broker.listener.name": "SASL_PLAINTEXT"}
+SHARED = {"zookeeper.connect": "127.0.0.1:2181"}
+PASSWORD = {"zookeeper.digest.username": "millrace", "zookeeper.digest.password": "secret"}
+CERTIFICATE = {"zookeeper.ssl.client.enable": "true", "zookeeper.ssl.keystore.location": "/k.pem"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "advice"),
+    [
+        ({**SHARED}, ""),
+        ({**AUTHORIZER}, ""),
+        ({**SHARED, **AUTHORIZER}, "zookeeper.digest.username"),
+        ({**SHARED, **LOGINS}, "zookeeper.digest.username"),
+        ({**SHARED, **LOGINS, "zookeeper.ssl.client.enable": "true"}, "zookeeper.digest.username"),
+        ({**SHARED, **AUTHORIZER, **PASSWORD}, ""),
+        ({**SHARED, **AUTHORIZER, **CERTIFICATE}, ""),
+        ({**SHARED, **AUTHORIZER, **PASSWORD, "zookeeper.set.acl": "false"}, "zookeeper.set.acl=true"),
+    ],
+)
+def test_rules_in_an_open_zookeeper_are_told(settings: dict[str, str], advice: str) -> None:
+    text = open_metadata_text(BrokerConfig(settings))
+    assert bool(text) is bool(advice)
+    assert advice in text

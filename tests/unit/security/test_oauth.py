@@ -134,7 +134,7 @@ def test_an_hmac_by_the_public_key_is_refused() -> None:
     pem = public.public_bytes(serialization.Encoding.PEM, forms.SubjectPublicKeyInfo)
     der = public.public_bytes(serialization.Encoding.DER, forms.SubjectPublicKeyInfo)
     for secret in (pem, pem.strip(), der, provider.key_set(provider.key())):
-        with pytest.raises(LoginFailed, match="'HS256' are not taken"):
+        with pytest.raises(LoginFailed, match="are not taken: 'HS256'"):
             judged(provider.signed_with_public_key(said(), secret, "one"))
 
 
@@ -309,6 +309,26 @@ async def test_a_refused_client_hears_so_and_acknowledges(tmp_path: Path) -> Non
         # A good token does not help after a refusal.
         with pytest.raises(LoginFailed, match="another audience"):
             exchange.step(provider.first_message(provider.token(said())))
+
+
+async def test_a_client_cannot_make_up_reasons(tmp_path: Path) -> None:
+    """The audit log counts by reason: ever new ones would push everybody else's events out of it."""
+    reasons, texts = set(), set()
+    async with Offered(tmp_path) as offered:
+        for number in range(3):
+            for token in (
+                provider.token(said(), by=provider.key("RSA", f"stranger-{number}")),
+                provider.unsigned(said(), {"alg": f"none-{number}"}),
+            ):
+                exchange = offered.mechanism.exchange()
+                step = exchange.step(provider.first_message(token))
+                assert (step if isinstance(step, Step) else await step) == Step(REFUSAL)
+                with pytest.raises(LoginFailed) as failed:
+                    exchange.step(b"\x01")
+                reasons.add(failed.value.reason)
+                texts.add(str(failed.value))
+    assert len(texts) == 6, "the broker's log tells them apart"
+    assert len(reasons) == 2
 
 
 async def test_nobody_becomes_somebody_else(tmp_path: Path) -> None:

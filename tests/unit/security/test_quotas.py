@@ -211,3 +211,21 @@ def test_a_bucket_is_never_more_than_full() -> None:
     bucket.take(-100, 10, 0.0)
     bucket.take(25, 10, 5.0)
     assert bucket.excess_s(10, 5.0) == pytest.approx(0.5)
+
+
+def test_no_more_is_kept_of_a_long_client_id_than_is_needed() -> None:
+    """A client may send 32 KiB of one, another one with every request."""
+    long, other = "x" * 32_000, "x" * 31_999 + "y"
+    limited = {
+        quota_entity({USER: None, CLIENT_ID: None}): {"producer_byte_rate": 1.0},
+        quota_entity({CLIENT_ID: long}): {"consumer_byte_rate": 2.0},
+    }
+    table = QuotaTable.of(limited)
+    found, apart = table.limits("alice", long), table.limits("alice", other)
+    assert (found["producer_byte_rate"].rate, found["consumer_byte_rate"].rate) == (1.0, 2.0)
+    assert apart.keys() == {"producer_byte_rate"}
+    shares = [each.share for each in (*found.values(), *apart.values())]
+    assert len(set(shares)) == 3, "each counts for itself"
+    assert all(len(part or "") <= 256 for share in shares for part in share)
+    assert table._remembered == {}
+    assert table.limits("alice", long) == found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+import time
 from dataclasses import replace
 from typing import Any, cast
 
@@ -21,17 +22,22 @@ from millrace.security.acls import AclTable, Operation
 from millrace.security.authorizer import Authorizer
 from millrace.security.metering import ClientQuotas
 from millrace.security.quotas import CLIENT_ID, IP, USER, quota_entity
+from millrace.server import connection as connection_module
 from millrace.server import throttling
 from millrace.server.connection import Connection
 from millrace.server.refusals import Refusals
 from millrace.server.throttling import MAX_TURN_S, Arrival, Arrivals
+from millrace.testing import Cluster
 from millrace.wire.frame import decode_response, encode_response
 from millrace.wire.hot import ProduceResult, write_produce
 from millrace.wire.keys import ApiKey
 from millrace.wire.messages.groups import HeartbeatResponse
 from millrace.wire.messages.produce import ProduceResponse
+from millrace.wire.messages.quotas import AlterClientQuotasRequest
+from support.raw import RawClient, batch
 from support.streams import receive
 from support.transports import FakeTransport
+from support.up import wait_for
 from unit.server.test_connection import Rig, make_api, request, settle
 
 PRODUCE, CONSUME, TIME = "producer_byte_rate", "consumer_byte_rate", "request_percentage"
@@ -223,6 +229,30 @@ async def test_a_quiet_connection_drains_at_once() -> None:
     assert rig.transport.closed
 
 
+def test_a_quiet_connection_whose_client_has_gone_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its quota wants an hour of quiet: who comes back again and again would hold a connection each time."""
+    monkeypatch.setattr(connection_module, "LOOK_S", 0.1)
+    entry = AlterClientQuotasRequest.EntryData(
+        entity=[AlterClientQuotasRequest.EntityData(entity_type=CLIENT_ID, entity_name=None)],
+        ops=[AlterClientQuotasRequest.OpData(key=PRODUCE, value=1.0, remove=False)],
+    )
+    with Cluster() as running:
+        host, _, port = running.bootstrap_servers.rpartition(":")
+        address = host, int(port)
+        with RawClient(address) as client:
+            client.create_topic("t")
+            assert client.call(AlterClientQuotasRequest(entries=[entry]), 1).entries[0].error_code == 0
+        listener = next(iter(running._brokers.values())).listeners[0]
+        with RawClient(address) as staying:
+            staying.produce("t", batch(b"v" * 5000))
+            for _ in range(3):
+                with RawClient(address) as leaving:
+                    leaving.produce("t", batch(b"v" * 5000))
+            wait_for(lambda: len(listener.connections) == 1)
+            time.sleep(0.5)
+            assert len(listener.connections) == 1, "who is there stays"
+
+
 # --- connections ------------------------------------------------------------------------------------------------------
 
 
@@ -247,6 +277,14 @@ def test_an_address_that_comes_too_fast_is_held_off() -> None:
     clock.advance(100.0)
     assert arrivals.too_fast_s("10.0.0.3") == 0
     assert "1 addresses" in repr(arrivals)
+
+
+def test_an_address_is_one_in_whatever_form_it_comes() -> None:
+    arrivals, _ = arriving(ManualClock(), {"listeners": "PLAINTEXT://:0"}, default=2.0)
+    forms = ("10.0.0.1", "::ffff:10.0.0.1", "::ffff:a00:1")
+    assert [arrivals.too_fast_s(forms[number % 3]) for number in range(20)] == [0.0] * 20
+    assert all(arrivals.too_fast_s(form) > 0 for form in forms)
+    assert arrivals.too_fast_s("fe80::1%eth0") == 0
 
 
 def test_connections_wait_for_their_turn_one_behind_the_other() -> None:

@@ -106,3 +106,35 @@ async def test_a_file_that_cannot_be_written_ends_the_start(tmp_path: Path) -> N
     elsewhere.symlink_to(tmp_path / "target")
     with pytest.raises(ConfigError, match="cannot write"):
         AuditFile(elsewhere, _outbox(), clock=SystemClock())
+
+
+async def test_half_a_line_of_before_is_ended(tmp_path: Path) -> None:
+    path = tmp_path / "audit.log"
+    path.write_bytes(b'whole\n{"cut')
+    async with Writing(path) as writing:
+        writing.write(b"next")
+    assert path.read_bytes() == b'whole\n{"cut\nnext\n'
+    async with Writing(path) as writing:
+        writing.write(b"last")
+    assert path.read_bytes().endswith(b"\nnext\nlast\n")
+
+
+async def test_a_line_is_whole_in_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk took half of it, and the file was rotated away then."""
+    monkeypatch.setattr(audit_file, "RETRY_S", 0.01)
+    path, old = tmp_path / "audit.log", tmp_path / "audit.log.1"
+    real = os.write
+
+    def write(fd: int, data: bytes) -> int:
+        if old.exists():
+            return real(fd, data)
+        if data.startswith(b"first"):
+            return real(fd, data[:10])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(audit_file.os, "write", write)
+    async with Writing(path) as writing:
+        writing.write(b"first", b"second", b"third")
+        await _until(path, "first\nseco")
+        path.rename(old)
+        await _until(path, "second\nthird\n")
