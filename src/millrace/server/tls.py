@@ -326,12 +326,13 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
             arrived = arrived[taken:]
             self._empty_records += records
             self._receive()
-            self._check_records()
+            if self._empty_records > 0:
+                self._check_records()
         self._unfed = b"" if self._closing else bytes(arrived)
 
     def _check_records(self) -> None:
         """Those that are not wanted yet may carry something."""
-        if self._empty_records > 0 and self._reading and not self._closing:
+        if self._reading and not self._closing:
             self._fail("its records carry nothing")
 
     def _receive(self) -> None:
@@ -342,16 +343,18 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
             room = cast(memoryview, self._above.get_buffer(-1))
             size, filled = len(room), 0
             ended = False
+            pending = tls.pending()
             try:
                 while filled < size:
-                    if not incoming.pending and not tls.pending():
+                    if not pending and not incoming.pending:
                         break  # cheaper than to be told by an exception
                     count = tls.read(size - filled, room[filled:] if filled else room)
                     if not count:
                         ended = True
                         break
                     filled += cast(int, count)
-                    if not tls.pending():
+                    pending = tls.pending()
+                    if not pending:
                         self._empty_records -= 1  # that one was not
             except ssl.SSLWantReadError:
                 pass
