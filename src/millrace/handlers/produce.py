@@ -103,15 +103,15 @@ def _judge(context: RequestContext, call: ProduceCall, may_write: Rights) -> Pro
     else:
         code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
         name_of = context.broker.replicas.name_of
-        # Of an id that is not known that will be said.
-        refused = [
-            topic
-            for topic in call.topics
-            if (name := name_of(topic[0])) and not may_write(name) and not _is_own(context, name)
-        ]
-        if refused:
-            keys = {key for key, _ in refused}
-            call.topics = [topic for topic in call.topics if topic[0] not in keys]
+        refused = []
+        for topic in call.topics:
+            # Of an id that is not known that will be said.
+            if (name := name_of(topic[0])) and not may_write(name) and not _is_own(context, name):
+                refused.append(topic)
+        if not refused:
+            return []  # as nearly always
+        keys = {key for key, _ in refused}
+        call.topics = [topic for topic in call.topics if topic[0] not in keys]
     return [(key, [ProduceResult(item.partition, code) for item in partitions]) for key, partitions in refused]
 
 
