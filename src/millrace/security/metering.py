@@ -10,6 +10,7 @@ Not here: who is asked (`server.throttling`, `handlers`), and what the numbers m
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -260,4 +261,5 @@ class MutationQuota:
 
 
 def milliseconds(seconds: float) -> int:
-    return min(round(min(seconds, MAX_THROTTLE_MS) * 1000), MAX_THROTTLE_MS)
+    """Rounded up: who waits for as long as it is told has waited long enough."""
+    return min(math.ceil(min(seconds, MAX_THROTTLE_MS) * 1000), MAX_THROTTLE_MS)

@@ -20,8 +20,11 @@ What is not here: the meaning of any request (`handlers`), accepting sockets (`l
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import socket
+import sys
+import termios
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
@@ -38,6 +41,7 @@ from millrace.security.principals import NoPrincipal, PrincipalMapper, session_o
 from millrace.security.sessions import ANONYMOUS, Session
 from millrace.server.login import Login, LoginRules
 from millrace.server.throttling import Timed, asked_for, meter_of, told
+from millrace.server.tls import UNDELIVERED_BYTES
 from millrace.wire.frame import FrameReader, read_request_header
 from millrace.wire.keys import ApiKey
 
@@ -72,6 +76,8 @@ WRITE_BUFFER_HIGH_BYTES: Final = 64 * 1024
 _TCP_INFO: Final[int | None] = getattr(socket, "TCP_INFO", None)
 _ESTABLISHED: Final = 1
 """The state of a connection that both sides have open, the first byte of what the kernel tells (Linux)."""
+_GOODBYE_BYTES: Final = 31
+"""Of TLS, at the most. No Produce request is as small, so nothing that was to be kept is in so little."""
 _LATER: Final = (CoroutineType, Promise)
 """What a handler returns whose answer is not there yet."""
 
@@ -362,8 +368,9 @@ class Connection(asyncio.BufferedProtocol):
         clock = self._services.clock
         left_s = self._quiet_until - clock.monotonic()
         if left_s > 0 and self._transport is not None:
-            # What is not read says nothing of its end, and a quota may want hours of quiet.
-            if _has_left(self._transport):
+            # What is not read says nothing of its end, and a quota may want hours of quiet. Who has asked for no
+            # acknowledgement may leave at once: what it sent before is served in its time.
+            if not self._requests and _has_left(self._transport):
                 self.abort()
             else:
                 self._quiet = clock.call_later(min(left_s, LOOK_S), self._speak_again)
@@ -680,15 +687,17 @@ class Connection(asyncio.BufferedProtocol):
 
 
 def _has_left(transport: asyncio.Transport) -> bool:
-    """Whether the peer has closed its end, by what the kernel says; False where it does not say."""
+    """Whether the peer has closed its end, and nothing of what it sent is left; False where the kernel does not say."""
     peer_socket = transport.get_extra_info("socket")
     if peer_socket is None or peer_socket.family not in (socket.AF_INET, socket.AF_INET6) or _TCP_INFO is None:
         return False
     try:
         (state,) = peer_socket.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 1)
+        unread = int.from_bytes(fcntl.ioctl(peer_socket.fileno(), termios.FIONREAD, bytes(4)), sys.byteorder)
     except OSError:
         return False
-    return bool(state != _ESTABLISHED)
+    undelivered = transport.get_extra_info(UNDELIVERED_BYTES, 0)
+    return bool(state != _ESTABLISHED and unread + undelivered <= _GOODBYE_BYTES)
 
 
 def printable(text: str) -> str:

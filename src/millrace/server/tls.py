@@ -43,6 +43,8 @@ millions of records."""
 HANDSHAKE_TIMEOUT_S: Final = 10.0
 HANDSHAKES_PER_TURN: Final = 2
 RECORD_HEADER_BYTES: Final = 5
+UNDELIVERED_BYTES: Final = "undelivered_bytes"
+"""What `get_extra_info` calls that which has arrived and was not wanted yet."""
 HANDSHAKE_RECORD: Final = 0x16
 """The first byte of whoever speaks TLS."""
 
@@ -462,6 +464,8 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         if name == "ssl_object":
             return self._tls
+        if name == UNDELIVERED_BYTES:
+            return len(self._unfed) + self._incoming.pending + (0 if self._tls is None else self._tls.pending())
         return default if self._socket is None else self._socket.get_extra_info(name, default)
 
     def is_closing(self) -> bool:

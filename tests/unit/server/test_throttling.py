@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import struct
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -34,7 +36,8 @@ from millrace.wire.keys import ApiKey
 from millrace.wire.messages.groups import HeartbeatResponse
 from millrace.wire.messages.produce import ProduceResponse
 from millrace.wire.messages.quotas import AlterClientQuotasRequest
-from support.raw import RawClient, batch
+from support.certificates import Pki
+from support.raw import RawClient, batch, produce_request
 from support.streams import receive
 from support.transports import FakeTransport
 from support.up import wait_for
@@ -229,28 +232,67 @@ async def test_a_quiet_connection_drains_at_once() -> None:
     assert rig.transport.closed
 
 
-def test_a_quiet_connection_whose_client_has_gone_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its quota wants an hour of quiet: who comes back again and again would hold a connection each time."""
-    monkeypatch.setattr(connection_module, "LOOK_S", 0.1)
-    entry = AlterClientQuotasRequest.EntryData(
-        entity=[AlterClientQuotasRequest.EntityData(entity_type=CLIENT_ID, entity_name=None)],
-        ops=[AlterClientQuotasRequest.OpData(key=PRODUCE, value=1.0, remove=False)],
-    )
-    with Cluster() as running:
-        host, _, port = running.bootstrap_servers.rpartition(":")
-        address = host, int(port)
-        with RawClient(address) as client:
+class Slowed:
+    """A broker whose clients may all produce at a small rate, over a plain listener or TLS."""
+
+    def __init__(self, running: Cluster, protocol: str, pki: Pki, rate: float) -> None:
+        host, _, port = running.bootstrap_servers_of(protocol).rpartition(":")
+        self._address = host, int(port)
+        self._context = pki.context() if protocol == "SSL" else None
+        self._running = running
+        with self.client() as client:
             client.create_topic("t")
+            entry = AlterClientQuotasRequest.EntryData(
+                entity=[AlterClientQuotasRequest.EntityData(entity_type=CLIENT_ID, entity_name=None)],
+                ops=[AlterClientQuotasRequest.OpData(key=PRODUCE, value=rate, remove=False)],
+            )
             assert client.call(AlterClientQuotasRequest(entries=[entry]), 1).entries[0].error_code == 0
-        listener = next(iter(running._brokers.values())).listeners[0]
-        with RawClient(address) as staying:
-            staying.produce("t", batch(b"v" * 5000))
-            for _ in range(3):
-                with RawClient(address) as leaving:
-                    leaving.produce("t", batch(b"v" * 5000))
-            wait_for(lambda: len(listener.connections) == 1)
-            time.sleep(0.5)
-            assert len(listener.connections) == 1, "who is there stays"
+
+    def client(self) -> RawClient:
+        client = RawClient(self._address)
+        if self._context is not None:
+            client.socket = self._context.wrap_socket(client.socket, server_hostname="localhost")
+        return client
+
+    @property
+    def connections(self) -> int:
+        (broker,) = self._running._brokers.values()
+        return sum(len(listener.connections) for listener in broker.listeners)
+
+
+@pytest.fixture(params=["PLAINTEXT", "SSL"])
+def slowed(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[float], Slowed]]:
+    monkeypatch.setattr(connection_module, "LOOK_S", 0.1)
+    pki = Pki(tmp_path)
+    listeners = {"listeners": "PLAINTEXT://127.0.0.1:0,SSL://127.0.0.1:0", "quota.window.num": "2"}
+    with Cluster(settings={**listeners, **pki.settings()}) as running:
+        yield lambda rate: Slowed(running, request.param, pki, rate)
+
+
+def test_a_quiet_connection_whose_client_has_gone_is_closed(slowed: Callable[[float], Slowed]) -> None:
+    """Its quota wants an hour of quiet: who comes back again and again would hold a connection each time."""
+    broker = slowed(1.0)
+    with broker.client() as staying:
+        staying.produce("t", batch(b"v" * 5000))
+        for _ in range(3):
+            with broker.client() as leaving:
+                leaving.produce("t", batch(b"v" * 5000))
+        wait_for(lambda: broker.connections == 1)
+        time.sleep(0.5)
+        assert broker.connections == 1, "who is there stays"
+
+
+def test_what_was_sent_before_its_client_left_is_served(slowed: Callable[[float], Slowed]) -> None:
+    """Without an acknowledgement to wait for a producer may leave while it is still to be quiet."""
+    broker = slowed(10_000.0)
+    with broker.client() as leaving:
+        for _ in range(3):
+            leaving.request(produce_request("t", batch(b"v" * 8000), acks=0), 9)
+            time.sleep(0.1)  # so that they arrive one by one: the last ones find a connection that is not read
+    with broker.client() as client:
+        wait_for(lambda: client.fetch("t", 0).high_watermark == 3)
 
 
 # --- connections ------------------------------------------------------------------------------------------------------
