@@ -64,10 +64,11 @@ def member(bootstrap: str, topic: str) -> Iterator[QueueConsumer]:
 def create(cluster: ClusterProcesses, leader: int) -> str:
     topic = f"jobs-{uuid.uuid4().hex[:8]}"
     others = [each for each in cluster.brokers if each != leader]
+    # Before the topic: a broker that knows of that then knows of this, too, also one that has just come back.
+    set_group_configs(cluster.bootstrap, f"group-of-{topic}", {"share.auto.offset.reset": "earliest"})
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
     admin.create_topics([NewTopic(topic, 1, replica_assignment=[[leader, *others]])])[topic].result(30)
     cluster.wait_whole(topic, 30)
-    set_group_configs(cluster.bootstrap, f"group-of-{topic}", {"share.auto.offset.reset": "earliest"})
     return topic
 
 
