@@ -21,7 +21,7 @@ PACKAGE = Path(millrace.__file__).parent
 TIMEOUT_S = 60
 ENDED_BY_CTRL_C = {130, -signal.SIGINT}
 """A shell calls both 130."""
-FIRST_LINES = {str(PACKAGE / "__main__.py"), str(PACKAGE / "cli" / "__init__.py")}
+FIRST_LINES = {str(PACKAGE / name) for name in ("__init__.py", "__main__.py", "cli/__init__.py")}
 
 
 @pytest.fixture(scope="module")
