@@ -44,6 +44,7 @@ NOUNS: Final = (
     "log",
     "perf",
     "pipeline",
+    "console",
     "demo",
     "profile",
 )
