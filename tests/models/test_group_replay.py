@@ -29,7 +29,7 @@ from millrace.groups.classic.effects import LeaveRequest, SyncRequest
 from millrace.groups.classic.group import ClassicGroup, GroupState
 from millrace.groups.classic.records import group_key
 from millrace.groups.coordinator import GroupCoordinator
-from millrace.groups.modern.groups import Surroundings
+from millrace.groups.modern.groups import GroupDependencies
 from millrace.groups.modern.protocol import ModernHeartbeat
 from millrace.groups.modern.target import flatten
 from millrace.groups.offsets.committed import OffsetToCommit
@@ -39,9 +39,9 @@ from millrace.groups.offsets.records import OffsetRecord
 from millrace.groups.records import read_record
 from millrace.groups.settings import GroupSettings, GroupTimes
 from millrace.groups.shard import GroupShard
-from millrace.groups.share.groups import ShareSurroundings
+from millrace.groups.share.groups import ShareGroupDependencies
 from millrace.groups.subscription import write_assignment
-from millrace.replication.state_topic import StateRecord, breathe
+from millrace.replication.state_topic import StateRecord, yield_to_loop
 from support.groups import RANGE, STICKY, join_request
 from support.modern_groups import image_of, state_of
 from support.state_topic import FakeTopic, LogBatch
@@ -57,7 +57,7 @@ SETTINGS = GroupSettings(
     offsets_retention_check_interval_ms=7_000,
 )
 
-SURROUNDINGS = Surroundings(image=lambda: IMAGE, times=lambda _: GroupTimes(assignment_interval_ms=0))
+DEPENDENCIES = GroupDependencies(image=lambda: IMAGE, times=lambda _: GroupTimes(assignment_interval_ms=0))
 
 
 @dataclass
@@ -70,7 +70,7 @@ class Committer:
     bumps_epoch: bool = False
 
     async def admit(self, topic: str, partition: int) -> None:
-        await breathe()
+        await yield_to_loop()
         if self.producer_id in self.world.ending:
             raise ApiError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
 
@@ -82,7 +82,7 @@ class World:
         self.clock = ManualClock()
         self.fake = FakeTopic()
         self.groups = GroupCoordinator(
-            clock=self.clock, settings=SETTINGS, state_topic=self.fake.topic, surroundings=SURROUNDINGS
+            clock=self.clock, settings=SETTINGS, state_topic=self.fake.topic, dependencies=DEPENDENCIES
         )
         self.newcomers = 0
         self.pending: list[asyncio.Future[Any]] = []
@@ -99,7 +99,7 @@ class World:
 
     async def rest(self) -> None:
         for _ in range(8):
-            await breathe()
+            await yield_to_loop()
 
     def spawn(self, work: Awaitable[object]) -> None:
         self.pending.append(asyncio.ensure_future(work))
@@ -325,8 +325,8 @@ class World:
             topic=self.fake.topic,
             settings=SETTINGS,
             clock=ManualClock(),
-            surroundings=SURROUNDINGS,
-            share=ShareSurroundings(),
+            dependencies=DEPENDENCIES,
+            share=ShareGroupDependencies(),
         )
 
     def replayed(self) -> GroupShard:

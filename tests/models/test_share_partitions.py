@@ -24,7 +24,7 @@ from millrace.queues.records import ShareKey, Snapshot
 from millrace.queues.settings import QueueSettings
 from millrace.queues.state import Write
 from millrace.replication.partition import Partition
-from millrace.replication.state_topic import breathe
+from millrace.replication.state_topic import yield_to_loop
 from millrace.storage.files import Files
 from millrace.storage.log import Log
 from millrace.storage.recovery import LogState
@@ -274,7 +274,7 @@ async def released(share: SharePartition, member: str) -> None:
 
 async def settle() -> None:
     for _ in range(8):
-        await breathe()
+        await yield_to_loop()
 
 
 @pytest.mark.parametrize("seed", SEEDS)

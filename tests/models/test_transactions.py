@@ -41,7 +41,7 @@ from hypothesis.stateful import (
 from millrace.errors import ApiError, ErrorCode
 from millrace.model import TopicPartition
 from millrace.records.decode import iter_records
-from millrace.replication.state_topic import breathe
+from millrace.replication.state_topic import yield_to_loop
 from millrace.transactions import records, state
 from millrace.transactions.markers import TransactionMarker
 from millrace.transactions.settings import TransactionSettings
@@ -68,7 +68,7 @@ def read_batch(batch: bytes) -> list[tuple[str, Transaction | None]]:
 
 async def settle() -> None:
     for _ in range(12):
-        await breathe()
+        await yield_to_loop()
 
 
 @dataclass(eq=False)

@@ -8,7 +8,7 @@ from collections.abc import Collection
 
 from millrace.clock import ManualClock
 from millrace.model import TopicPartition
-from millrace.replication.state_topic import breathe
+from millrace.replication.state_topic import yield_to_loop
 from millrace.transactions.coordinator import TransactionCoordinator
 from millrace.transactions.markers import TransactionMarker
 from millrace.transactions.settings import TransactionSettings
@@ -91,4 +91,4 @@ class Bench:
 
 async def settle() -> None:
     for _ in range(30):
-        await breathe()
+        await yield_to_loop()

@@ -14,7 +14,7 @@ import millrace
 from millrace import tasks
 from millrace.clock import ManualClock
 from millrace.errors import ApiError, ErrorCode, StorageError
-from millrace.replication.state_topic import breathe
+from millrace.replication.state_topic import yield_to_loop
 from millrace.tasks import FIRST_PAUSE_S, LONGEST_PAUSE_S, Tasks
 
 
@@ -41,7 +41,7 @@ class Kept:
 
 async def settle() -> None:
     for _ in range(10):
-        await breathe()
+        await yield_to_loop()
 
 
 ENDS: dict[str, Callable[[asyncio.Future[None]], object]] = {

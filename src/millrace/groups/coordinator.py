@@ -28,13 +28,13 @@ from millrace.groups.classic.effects import (
 from millrace.groups.classic.group import ClassicGroup, GroupState
 from millrace.groups.environment import HeartbeatResult
 from millrace.groups.modern.group import ModernGroup
-from millrace.groups.modern.groups import Surroundings
+from millrace.groups.modern.groups import GroupDependencies
 from millrace.groups.modern.protocol import ModernHeartbeat, check_fetch
 from millrace.groups.offsets.committed import OffsetToCommit, PartitionCheck, Slot, TopicOffsets
 from millrace.groups.settings import GroupSettings
 from millrace.groups.shard import GroupShard
 from millrace.groups.share.group import ShareGroup
-from millrace.groups.share.groups import ShareSurroundings
+from millrace.groups.share.groups import ShareGroupDependencies
 from millrace.groups.share.partitions import Deletion
 from millrace.groups.share.protocol import ShareHeartbeat
 from millrace.groups.share.records import NO_TOPICS, Topics
@@ -49,8 +49,8 @@ log = logging.getLogger(__name__)
 CLASSIC_TYPE = "classic"
 CONSUMER_TYPE = "consumer"
 SHARE_TYPE = "share"
-_NO_SURROUNDINGS = Surroundings()
-_NO_SHARE_SURROUNDINGS = ShareSurroundings()
+_NO_DEPENDENCIES = GroupDependencies()
+_NO_SHARE_SURROUNDINGS = ShareGroupDependencies()
 MAX_TIMESTAMP_MS = 2**63 - 1
 MAX_MEMBER_ID_STEM = 255
 """How much of a client's own text goes into the member id it is given: an id must fit every answer it appears in."""
@@ -115,12 +115,12 @@ class GroupCoordinator(ShardedCoordinator[GroupShard]):
         clock: Clock,
         settings: GroupSettings,
         state_topic: StateTopic,
-        surroundings: Surroundings = _NO_SURROUNDINGS,
-        share: ShareSurroundings = _NO_SHARE_SURROUNDINGS,
+        dependencies: GroupDependencies = _NO_DEPENDENCIES,
+        share: ShareGroupDependencies = _NO_SHARE_SURROUNDINGS,
     ) -> None:
         super().__init__(state_topic, clock)
         self.settings = settings
-        self._surroundings = surroundings
+        self._dependencies = dependencies
         self._share = share
 
     def __repr__(self) -> str:
@@ -137,7 +137,7 @@ class GroupCoordinator(ShardedCoordinator[GroupShard]):
             topic=self._topic,
             settings=self.settings,
             clock=self._clock,
-            surroundings=self._surroundings,
+            dependencies=self._dependencies,
             share=self._share,
         )
 

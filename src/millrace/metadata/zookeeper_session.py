@@ -254,7 +254,7 @@ class ZooKeeperSession:
             await loop.run_in_executor(None, access.tls.context)  # what is wrong with the files is said here
         handler = _Handler(self._session_timeout_ms / 1000 / _ATTEMPTS, access.tls)
         client = KazooClient(
-            hosts=_often_enough(self.hosts),
+            hosts=_repeated_hosts(self.hosts),
             timeout=self._session_timeout_ms / 1000,
             handler=handler,
             auth_data=[("digest", f"{access.username}:{access.password}")] if access.username else None,
@@ -671,7 +671,7 @@ def _split_address(address: str) -> tuple[str, str]:
     return hosts, f"/{root}" if root else ""
 
 
-def _often_enough(hosts: str) -> str:
+def _repeated_hosts(hosts: str) -> str:
     """The same servers, named so often that kazoo waits a third of the session timeout for the answer of one.
 
     It divides the timeout by the number of names. A server that is starting sometimes swallows the first request of

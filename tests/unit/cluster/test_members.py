@@ -8,7 +8,16 @@ import pytest
 
 from millrace.cluster.controller import ElectionKind, IsrProposal, Reassignment
 from millrace.cluster.image import ClusterImage
-from millrace.cluster.membership import Displaced, Reconcile, Register, Stand, Standing, StepDown, Wait, next_step
+from millrace.cluster.membership import (
+    Displaced,
+    MembershipFacts,
+    Reconcile,
+    Register,
+    Stand,
+    StepDown,
+    Wait,
+    next_step,
+)
 from millrace.cluster.planning import NewTopic, Plan
 from millrace.errors import ApiError, ErrorCode
 from millrace.metadata.deltas import ChangeSet, ControllerChanged, encode
@@ -22,7 +31,7 @@ ME = Member(BrokerRegistration(1, ()), 11)
 OTHER = Member(BrokerRegistration(2, ()), 12)
 
 
-def standing(
+def facts(
     membership: Membership | None = None,
     *,
     session: SessionState = SessionState.CONNECTED,
@@ -32,8 +41,8 @@ def standing(
     may_stand: bool = True,
     leaving: bool = False,
     refused: int | None = None,
-) -> Standing:
-    return Standing(1, session, broker_epoch, reign, membership, image_controller, may_stand, leaving, refused)
+) -> MembershipFacts:
+    return MembershipFacts(1, session, broker_epoch, reign, membership, image_controller, may_stand, leaving, refused)
 
 
 NOBODY = Membership((ME, OTHER), None, 7)
@@ -44,26 +53,26 @@ MINE = Membership((ME, OTHER), 1, 7)
 @pytest.mark.parametrize(
     ("given", "step"),
     [
-        (standing(NOBODY, session=SessionState.SUSPENDED), Wait()),
-        (standing(NOBODY, session=SessionState.EXPIRED, broker_epoch=-1), Wait()),
-        (standing(NOBODY, broker_epoch=-1), Register()),
-        (standing(NOBODY, broker_epoch=-1, leaving=True), Wait()),
-        (standing(None), Wait()),
-        (standing(NOBODY), Stand(None)),
-        (standing(NOBODY, may_stand=False), Wait()),
-        (standing(TAKEN), Wait()),
-        (standing(TAKEN, refused=7), Stand(7)),
-        (standing(TAKEN, refused=6), Wait()),
-        (standing(TAKEN, refused=7, may_stand=False), Wait()),
-        (standing(TAKEN, image_controller=(-1, 7)), Stand(7)),
-        (standing(TAKEN, image_controller=(-1, 6)), Wait()),
-        (standing(MINE), Stand(7)),  # an earlier incarnation of this broker held it
-        (standing(MINE, reign=7), Reconcile()),
-        (standing(TAKEN, reign=6), StepDown("broker 2 has epoch 7")),
-        (standing(Membership((Member(ME.registration, 99),), None, 7)), Displaced()),
+        (facts(NOBODY, session=SessionState.SUSPENDED), Wait()),
+        (facts(NOBODY, session=SessionState.EXPIRED, broker_epoch=-1), Wait()),
+        (facts(NOBODY, broker_epoch=-1), Register()),
+        (facts(NOBODY, broker_epoch=-1, leaving=True), Wait()),
+        (facts(None), Wait()),
+        (facts(NOBODY), Stand(None)),
+        (facts(NOBODY, may_stand=False), Wait()),
+        (facts(TAKEN), Wait()),
+        (facts(TAKEN, refused=7), Stand(7)),
+        (facts(TAKEN, refused=6), Wait()),
+        (facts(TAKEN, refused=7, may_stand=False), Wait()),
+        (facts(TAKEN, image_controller=(-1, 7)), Stand(7)),
+        (facts(TAKEN, image_controller=(-1, 6)), Wait()),
+        (facts(MINE), Stand(7)),  # an earlier incarnation of this broker held it
+        (facts(MINE, reign=7), Reconcile()),
+        (facts(TAKEN, reign=6), StepDown("broker 2 has epoch 7")),
+        (facts(Membership((Member(ME.registration, 99),), None, 7)), Displaced()),
     ],
 )
-def test_what_a_broker_does_next(given: Standing, step: object) -> None:
+def test_what_a_broker_does_next(given: MembershipFacts, step: object) -> None:
     assert next_step(given) == step
 
 

@@ -17,7 +17,7 @@ from millrace.groups.classic.records import group_key
 from millrace.groups.coordinator import GroupCoordinator
 from millrace.groups.offsets.committed import OffsetToCommit
 from millrace.groups.settings import GroupSettings
-from millrace.replication.state_topic import breathe
+from millrace.replication.state_topic import yield_to_loop
 from support.groups import join_request
 from support.state_topic import FakeLog, FakeRead, FakeTopic
 
@@ -93,7 +93,7 @@ def spawn(work: Awaitable[JoinResult]) -> asyncio.Future[JoinResult]:
 
 async def settle() -> None:
     for _ in range(20):
-        await breathe()
+        await yield_to_loop()
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from millrace.queues.coordinator import ShareCoordinator
 from millrace.queues.records import ShareKey
 from millrace.queues.settings import CoordinatorSettings
 from millrace.queues.state import SharePartitionState, Write
-from millrace.replication.state_topic import breathe
+from millrace.replication.state_topic import yield_to_loop
 from support.state_topic import FakeTopic
 
 TOPIC_ID = uuid.UUID(int=77)
@@ -76,7 +76,7 @@ class Bench:
 
 async def settle() -> None:
     for _ in range(20):
-        await breathe()
+        await yield_to_loop()
 
 
 @pytest.fixture
@@ -268,7 +268,7 @@ async def test_a_replay_finds_what_is_durable(seed: int) -> None:
                     key, news(first, first + chance.randrange(6), start=chance.randrange(-1, 30), leader_epoch=3)
                 )
         under_way.append(asyncio.ensure_future(work))
-        await breathe()
+        await yield_to_loop()
     for partition in bench.fake.partitions:
         assert partition is not None
         partition.commit()

@@ -28,7 +28,7 @@ from millrace.queues.state import Write
 from millrace.records.batch import split
 from millrace.records.control import EndMarker, MarkerType, encode_end_marker
 from millrace.replication.partition import Partition
-from millrace.replication.state_topic import breathe
+from millrace.replication.state_topic import yield_to_loop
 from millrace.storage.files import Files
 from millrace.storage.log import Log
 from millrace.storage.producers import UNVERIFIED
@@ -133,7 +133,7 @@ class Bench:
 
 async def settle() -> None:
     for _ in range(10):
-        await breathe()
+        await yield_to_loop()
 
 
 @pytest.fixture

@@ -46,8 +46,8 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What the coordinator lends to its shards."""
+class GroupDependencies:
+    """What the coordinator gives its shards to ask: the cluster's image, and the times that a group's settings name."""
 
     image: Callable[[], ClusterImage] = ClusterImage
     times: Callable[[str], GroupTimes] = lambda _group_id: GroupTimes()
@@ -74,14 +74,14 @@ class ModernGroups:
         classic: ClassicGroups,
         *,
         settings: GroupSettings,
-        surroundings: Surroundings,
+        dependencies: GroupDependencies,
         timers: GroupTimers,
     ) -> None:
         self.groups: dict[str, ModernGroup] = {}
         self._host = host
         self._classic = classic
         self._settings = settings
-        self._surroundings = surroundings
+        self._dependencies = dependencies
         self._timers = timers
 
     def __repr__(self) -> str:
@@ -236,10 +236,10 @@ class ModernGroups:
     # Inside
 
     def _step(self, group: ModernGroup) -> Step:
-        surroundings = self._surroundings
+        dependencies = self._dependencies
         return Step(
             group,
-            Environment(surroundings.image(), self._settings, surroundings.times(group.group_id), self._host.now_ms()),
+            Environment(dependencies.image(), self._settings, dependencies.times(group.group_id), self._host.now_ms()),
         )
 
     def _decide(self, group: ModernGroup, decide: Callable[[Step], R]) -> tuple[R, asyncio.Future[None] | None]:

@@ -34,7 +34,7 @@ from millrace.groups.offsets.committed import CommittedOffset, CommittedOffsets,
 from millrace.groups.offsets.pending import PendingOffsets, Place
 from millrace.groups.offsets.records import OffsetRecord, offset_key, offset_value
 from millrace.model import NO_EPOCH, NO_TIMESTAMP, ZERO_UUID
-from millrace.replication.state_topic import Entry, Transaction, breathe
+from millrace.replication.state_topic import Entry, Transaction, yield_to_loop
 
 _TOMBSTONES_PER_BATCH: Final = 1_000
 _EXPIRED_PER_SLICE: Final = 200
@@ -221,7 +221,7 @@ class GroupOffsets:
             if group_id not in self._under_way:
                 await self._expire_group(kind, group_id)
             if count % _EXPIRED_PER_SLICE == 0:
-                await breathe()
+                await yield_to_loop()
 
     async def _expire_group(self, kind: Committers, group_id: str) -> None:
         held = self.of_group(group_id)

@@ -14,7 +14,7 @@ from millrace.errors import ApiError, ErrorCode
 from millrace.groups.coordinator import GroupCoordinator
 from millrace.groups.offsets.committed import OffsetToCommit
 from millrace.groups.settings import GroupSettings
-from millrace.replication.state_topic import breathe
+from millrace.replication.state_topic import yield_to_loop
 from support.state_topic import FakeTopic
 
 TOPIC_ID = uuid.UUID(int=77)
@@ -89,7 +89,7 @@ def to_commit(offset: int, topic: str = "t") -> OffsetToCommit:
 
 async def settle() -> None:
     for _ in range(20):
-        await breathe()
+        await yield_to_loop()
 
 
 @pytest.fixture
