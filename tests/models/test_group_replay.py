@@ -34,7 +34,7 @@ from millrace.groups.modern.protocol import ModernHeartbeat
 from millrace.groups.modern.target import flatten
 from millrace.groups.offsets.committed import OffsetToCommit
 from millrace.groups.offsets.group_offsets import GroupOffsets
-from millrace.groups.offsets.pending import PendingOffsets, Place
+from millrace.groups.offsets.pending import GroupPartition, PendingOffsets
 from millrace.groups.offsets.records import OffsetRecord
 from millrace.groups.records import read_record
 from millrace.groups.settings import GroupSettings, GroupTimes
@@ -354,7 +354,7 @@ class World:
         assert live.offsets.pending._producers == replayed.offsets.pending._producers
         visible, pending = by_the_rules(self.committed_batches())
         assert visible == {
-            Place(group, topic, partition): committed.record_offset
+            GroupPartition(group, topic, partition): committed.record_offset
             for group in GROUPS
             for topic, partitions in live.offsets.of_group(group).items()
             for partition, committed in partitions.items()
@@ -406,15 +406,15 @@ class World:
             assert not isinstance(result, Exception) or isinstance(result, ApiError), result
 
 
-def by_the_rules(batches: list[LogBatch]) -> tuple[dict[Place, int], dict[tuple[int, Place], int]]:
+def by_the_rules(batches: list[LogBatch]) -> tuple[dict[GroupPartition, int], dict[tuple[int, GroupPartition], int]]:
     """Which records' offsets are visible, and which pending, by what the log says of them.
 
     Visible is the last record of a key that is in no transaction or in a committed one, unless it is a tombstone.
     Pending is the last one of each open transaction, unless a tombstone lies behind it.
     """
-    last: dict[Place, tuple[int, bool]] = {}
-    tombstones: dict[Place, int] = {}
-    pending: dict[tuple[int, Place], int] = {}
+    last: dict[GroupPartition, tuple[int, bool]] = {}
+    tombstones: dict[GroupPartition, int] = {}
+    pending: dict[tuple[int, GroupPartition], int] = {}
     for batch in batches:
         if batch.fate == "aborted" or batch.commits is not None:
             continue
@@ -422,7 +422,7 @@ def by_the_rules(batches: list[LogBatch]) -> tuple[dict[Place, int], dict[tuple[
             commit = read_record(record.key or b"", record.value, record.offset)
             if not isinstance(commit, OffsetRecord):
                 continue
-            place = Place(commit.group_id, commit.topic, commit.partition)
+            place = GroupPartition(commit.group_id, commit.topic, commit.partition)
             if batch.fate == "open":
                 pending[batch.producer_id, place] = record.offset
                 continue
@@ -435,7 +435,7 @@ def by_the_rules(batches: list[LogBatch]) -> tuple[dict[Place, int], dict[tuple[
     )
 
 
-def pending_of(shard: GroupShard) -> dict[tuple[int, Place], int]:
+def pending_of(shard: GroupShard) -> dict[tuple[int, GroupPartition], int]:
     return {
         (producer_id, place): committed.record_offset
         for producer_id, written in shard.offsets.pending._producers.items()
@@ -615,7 +615,7 @@ def test_a_history_of_transactions() -> None:
     asyncio.run(run([*TRANSACTIONS, *DELETIONS]))
 
 
-def _visible_at_once(self: GroupOffsets, _producer_id: int, place: Place, committed: Any) -> None:
+def _visible_at_once(self: GroupOffsets, _producer_id: int, place: GroupPartition, committed: Any) -> None:
     self._put(*place, committed)
 
 

@@ -66,7 +66,7 @@ def read_batch(batch: bytes) -> list[tuple[str, Transaction | None]]:
     return [each for each in found if each is not None]
 
 
-async def settle() -> None:
+async def run_ready() -> None:
     for _ in range(12):
         await yield_to_loop()
 
@@ -120,7 +120,7 @@ class Transactions(RuleBasedStateMachine):
             for _, pending in self.late:
                 if pending is not None:
                     pending.cancel()
-            self.run(settle())
+            self.run(run_ready())
             self.loop.close()
 
     # ------------------------------------------------------------------------------------------------------- producers
@@ -138,7 +138,7 @@ class Transactions(RuleBasedStateMachine):
         async def send() -> None:
             self.bench.clock.advance(0.001)  # so that no two transactions begin at the same time
             future = asyncio.ensure_future(work())
-            await settle()
+            await run_ready()
             if is_lost:
                 self.late.append((work, future))
                 return
@@ -274,7 +274,7 @@ class Transactions(RuleBasedStateMachine):
 
         async def send() -> None:
             self.late.append((work, asyncio.ensure_future(work())))
-            await settle()
+            await run_ready()
 
         self.run(send())
         self.collect()
@@ -322,7 +322,7 @@ class Transactions(RuleBasedStateMachine):
 
         async def advance() -> None:
             partition.commit(offset)
-            await settle()
+            await run_ready()
 
         self.run(advance())
         self.collect()
@@ -333,7 +333,7 @@ class Transactions(RuleBasedStateMachine):
 
         async def change() -> None:
             (self.bench.markers.open.set if is_open else self.bench.markers.open.clear)()
-            await settle()
+            await run_ready()
 
         self.run(change())
         self.collect()
@@ -359,7 +359,7 @@ class Transactions(RuleBasedStateMachine):
             partition.leader_epoch += 1
             self.bench.coordinator = self.bench.make()
             await self.bench.lead()
-            await settle()
+            await run_ready()
 
         self.run(change())
         self.collect()
@@ -424,7 +424,7 @@ class Transactions(RuleBasedStateMachine):
         for _ in range(6):
             await self.bench.advance(10)
             self.bench.fake[0].commit()
-        await settle()
+        await run_ready()
         self.collect()
         self.check()
         for name, found in self.live().items():

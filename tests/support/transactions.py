@@ -74,9 +74,9 @@ class Bench:
         await self.lead()
 
     async def advance(self, seconds: float) -> None:
-        await settle()
+        await run_ready()
         self.clock.advance(seconds)
-        await settle()
+        await run_ready()
 
     def states(self) -> dict[str, Transaction]:
         return {each.transactional_id: each.transaction for each in self.coordinator.list()}
@@ -89,6 +89,6 @@ class Bench:
         return producer
 
 
-async def settle() -> None:
+async def run_ready() -> None:
     for _ in range(30):
         await yield_to_loop()

@@ -26,7 +26,7 @@ from millrace.demo.group import Archive, Member
 from millrace.demo.traffic import BAD, ERROR, GOOD, LOG_SHARE, SOURCES, Account, LogWriter, SourceThread
 
 RESULT_PARTITIONS: Final = 2
-SETTLE_TIMEOUT_S: Final = 30.0
+CATCH_UP_TIMEOUT_S: Final = 30.0
 LOG_FILES: Final = ("checkout", "accounts", "mail")
 _MEMBERS: Final = 2
 
@@ -244,7 +244,7 @@ class Scenario:
             consumer.close()
 
     def _wait_for(self, condition: Callable[[], bool], what: str) -> None:
-        deadline = self._clock.monotonic() + SETTLE_TIMEOUT_S
+        deadline = self._clock.monotonic() + CATCH_UP_TIMEOUT_S
         pause = threading.Event()
         while not condition():
             if self._clock.monotonic() > deadline or self.brokers.failure() is not None:

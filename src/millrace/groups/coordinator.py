@@ -305,7 +305,7 @@ class GroupCoordinator(ShardedCoordinator[GroupShard]):
             check_fetch(group, member_id, member_epoch)
         if require_stable:
             try:
-                await shard.settled()
+                await shard.wait_applied()
             except ApiError as error:
                 # Consumers before 3.9 retry this code, but not the one that a commit would get.
                 raise ApiError(ErrorCode.NOT_COORDINATOR, error.message) from error

@@ -225,7 +225,7 @@ class GroupShard(StateShard):
     async def when_durable(self, done: asyncio.Future[None] | None) -> None:
         """Wait for one append, or (None) for everything so far; ApiError where it does not become durable in time."""
         if done is None:
-            await self.settled()
+            await self.wait_applied()
         else:
             await self.in_time(done)
 

@@ -553,7 +553,7 @@ class ZooKeeperSession:
         future: asyncio.Future[Any] = loop.create_future()
         self._outstanding.add(future)
         future.add_done_callback(self._outstanding.discard)
-        sent.rawlink(lambda result: _on_loop(loop, partial(_settle, future, result)))
+        sent.rawlink(lambda result: _on_loop(loop, partial(_take_answer, future, result)))
         return future
 
 
@@ -638,7 +638,7 @@ def _on_loop(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> Non
         logger.debug("an answer of ZooKeeper came after the end of the event loop")
 
 
-def _settle(future: asyncio.Future[Any], result: Any) -> None:
+def _take_answer(future: asyncio.Future[Any], result: Any) -> None:
     if future.done():
         return
     if result.exception is None:

@@ -186,7 +186,7 @@ class SharePartition:
         while self.error is None and self._writing is not None:
             await asyncio.wait([self._writing])
 
-    async def settled(self) -> None:
+    async def wait_idle(self) -> None:
         """Return when there is nothing left to store and no dead letter left to write, or it is closed."""
         while self.error is None and (task := self._posting or self._writing) is not None:
             await asyncio.wait([task])
@@ -359,7 +359,7 @@ class SharePartition:
             problem = ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, "the state could not be stored")
         finally:
             for acknowledgement, done in waiting:
-                self._carry_out(window.settle(acknowledgement, is_stored=problem is None, now_ms=self._now_ms()))
+                self._carry_out(window.finish(acknowledgement, is_stored=problem is None, now_ms=self._now_ms()))
                 if problem is None:
                     _finish(done)
                 else:

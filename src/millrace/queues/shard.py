@@ -80,7 +80,7 @@ class QueueShard(StateShard):
         if update is not None:
             await self._write(key, update)
         elif key in self._ahead:
-            await self.settled()
+            await self.wait_applied()
         return self._durable(key)
 
     def summary(self, key: ShareKey) -> SharePartitionState | None:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from millrace.storage.log import Log
     from millrace.storage.reading import ReadResult
 
-SETTLING_S: Final = 2.0
+GAPS_EXCUSED_S: Final = 2.0
 """How long after it became writable a leader takes a gap in a producer's sequence for its own doing."""
 
 
@@ -207,8 +207,8 @@ class Leadership:
         the second is refused in the same way. Told that it is out of order, librdkafka begins a new producer epoch for
         all partitions and sends again, under it, what may be in the log already.
         """
-        is_settled = self.is_alone or self._clock.monotonic() - self._writable_since_s >= SETTLING_S
-        if is_settled or error.code is not ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
+        is_steady = self.is_alone or self._clock.monotonic() - self._writable_since_s >= GAPS_EXCUSED_S
+        if is_steady or error.code is not ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
             return error
         return ApiError(ErrorCode.NOT_ENOUGH_REPLICAS, f"{error.message}, which may have been refused a moment ago")
 

@@ -375,7 +375,7 @@ class Partition:
             await future
 
     @property
-    def unsettled_end(self) -> int | None:
+    def unflushed_end(self) -> int | None:
         """Up to where records may be acknowledged and are not committed, for want of this broker's disk alone.
 
         acks=1 does not wait for the disk. Where there is no other replica a client expects to find what was

@@ -299,7 +299,7 @@ class Replicas:
         self._image = image
         self._take_rates()
         self.followed.brokers_changed(image)
-        self._log_dirs.settle_twins(self._assigned_directory)
+        self._log_dirs.choose_between_twins(self._assigned_directory)
         for topic in image.topics.values():
             self._take(topic, range(len(topic.partitions)))
 

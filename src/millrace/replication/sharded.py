@@ -182,9 +182,9 @@ class StateShard:
         finally:
             timer.cancel()
 
-    async def settled(self) -> None:
+    async def wait_applied(self) -> None:
         """Return when everything written so far is durable and in effect; ApiError where that takes too long."""
-        done = self._writer.settled()
+        done = self._writer.all_applied()
         if done is not None:
             await self.in_time(done)
 

@@ -387,20 +387,20 @@ class Connection(asyncio.BufferedProtocol):
                 self._be_quiet(meter.throttle_ms / 1000)
         return meter
 
-    def _settle_failure(self, context: RequestContext) -> int:
+    def _charge_failure(self, context: RequestContext) -> int:
         """Whose request fails has taken time as well; for how many milliseconds it has to be quiet."""
         if context.meter is None:
             return 0
-        throttle_ms = context.meter.settle()
+        throttle_ms = context.meter.charge()
         self._be_quiet(throttle_ms / 1000)
         return throttle_ms
 
-    def _settle_quota(self, meter: Meter, response: Any) -> Any:
+    def _charge_answer(self, meter: Meter, response: Any) -> Any:
         """Count what an answer has cost, and have the connection be quiet if that was too much."""
         if response is None:  # Kafka does not hold produce requests with acks=0 to the share of its time
             meter.finish()
             return None
-        throttle_ms = max(meter.settle(), asked_for(response))
+        throttle_ms = max(meter.charge(), asked_for(response))
         if throttle_ms:
             self._be_quiet(throttle_ms / 1000)
             return told(response, throttle_ms)
@@ -541,14 +541,14 @@ class Connection(asyncio.BufferedProtocol):
         meter = context.meter
         if meter is None:
             return api.answered(context, response)
-        buffers = api.answered(context, self._settle_quota(meter, response))
+        buffers = api.answered(context, self._charge_answer(meter, response))
         meter.finish()
         return buffers
 
     def _failure(self, api: Api, context: RequestContext, error: Exception) -> Buffers:
         """The answer to a request whose handler raised, or ProtocolError where the API has no place for one."""
         header = context.header
-        throttle_ms = self._settle_failure(context)
+        throttle_ms = self._charge_failure(context)
         if isinstance(error, ProtocolError):
             raise error
         if isinstance(error, ApiError | StorageError):

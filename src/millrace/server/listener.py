@@ -161,7 +161,7 @@ class Listener:
             line=self._handshake_line,
             clock=self._clock,
             refusals=self._refusals,
-            on_settled=self._arriving.discard,
+            on_handshake_over=self._arriving.discard,
             on_refused=self._handshake_refused,
         )
         self._arriving.add(transport)

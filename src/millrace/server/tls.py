@@ -138,10 +138,10 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         line: HandshakeLine,
         clock: Clock,
         refusals: Refusals,
-        on_settled: Callable[[TlsTransport], None],
+        on_handshake_over: Callable[[TlsTransport], None],
         on_refused: Callable[[str, str], object] = lambda _host, _reason: None,
     ) -> None:
-        """`on_settled` is told once when the handshake is over, well or not; `on_refused` who failed and why."""
+        """`on_handshake_over` is told once when the handshake is over, well or not; `on_refused` who failed and why."""
         super().__init__()
         self._context = context
         self._connect = connect
@@ -149,7 +149,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         self._line = line
         self._clock = clock
         self._refusals = refusals
-        self._on_settled = on_settled
+        self._on_handshake_over = on_handshake_over
         self._on_refused = on_refused
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
@@ -203,7 +203,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._closing = True
-        self._settle()
+        self._end_handshake()
         self._socket = None
         self._backlog.clear()
         self._backlog_bytes = 0
@@ -289,7 +289,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
             self._fail(_reason(error))
             return
         self._flush()
-        self._settle()
+        self._end_handshake()
         self._above = self._connect()
         self._above.connection_made(self)
         if not self._closing:
@@ -297,11 +297,11 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
                 self._socket.resume_reading()
             self._receive_rest()
 
-    def _settle(self) -> None:
+    def _end_handshake(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._on_settled(self)
+        self._on_handshake_over(self)
 
     def _give_up(self) -> None:
         self._timer = None

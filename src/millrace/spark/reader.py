@@ -35,7 +35,7 @@ from millrace.model import TopicPartition
 from millrace.spark import offsets as of
 from millrace.spark.offsets import AtOffsets, AtTime, AtTimes, Edge, OffsetRange, Offsets, Position
 from millrace.spark.options import SourceOptions, TimestampStrategy
-from millrace.spark.worker import leave_if_abandoned, settle
+from millrace.spark.worker import leave_if_abandoned, prepare_worker
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -195,7 +195,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The latest offsets; those of the first call when the query is to stop at what was there then."""
         if self._target is not None:
             return self._target
-        newest = self._settled(begin)
+        newest = self._newest_not_before(begin)
         gone = [
             f"partition {each} is gone; it had been read up to offset {begin[each]}" for each in begin.keys() - newest
         ]
@@ -206,7 +206,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._target = newest
         return newest
 
-    def _settled(self, begin: Offsets) -> Offsets:
+    def _newest_not_before(self, begin: Offsets) -> Offsets:
         """Asks again for a while when a partition seems to end before `begin`: a new leader may learn its end late."""
         newest: Offsets = {}
         for attempt in range(SHRUNK_ATTEMPTS):
@@ -384,7 +384,7 @@ def read_partition(options: SourceOptions, schema: StructType, partition: InputP
     from millrace.spark.formats import BatchMaker
 
     make = BatchMaker(schema, options.value)
-    settle()
+    prepare_worker()
     for wanted in partition.ranges:
         for columns in RangeReader(options, wanted).columns(include_headers="headers" in make.names):
             yield make(columns, wanted.partition)

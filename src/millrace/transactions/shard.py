@@ -295,7 +295,7 @@ class TransactionShard(StateShard):
             raise ApiError(ErrorCode.NOT_COORDINATOR, f"{self._topic.name}-{self.index} is led in another epoch")
         done = self.append([records.entry(each, transaction) for each, transaction in changes], apply)
         self._changing.update(changes)
-        self._writer.settle()
+        self._writer.apply_durable()
         return done
 
     def _apply(self, transactional_id: str, transaction: Transaction | None) -> None:

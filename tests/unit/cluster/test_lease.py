@@ -45,7 +45,7 @@ class FakeBroker:
         return self.log_end
 
 
-async def settle() -> None:
+async def run_ready() -> None:
     for _ in range(10):
         await yield_to_loop()
 
@@ -66,7 +66,7 @@ async def lease(broker: FakeBroker) -> AsyncIterator[Lease]:
     )
     assert not made.is_held
     running = asyncio.ensure_future(made.run())
-    await settle()
+    await run_ready()
     yield made
     running.cancel()
     await asyncio.wait([running])
@@ -76,7 +76,7 @@ async def advance(broker: FakeBroker, seconds: float) -> None:
     """In steps, so that whoever sleeps wakes up about when it wanted to."""
     for _ in range(round(seconds / 0.1)):
         broker.clock.advance(0.1)
-        await settle()
+        await run_ready()
 
 
 async def test_a_lease_is_held_while_the_store_answers(broker: FakeBroker, lease: Lease) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from millrace.groups.offsets.committed import CommittedOffset
-from millrace.groups.offsets.pending import PendingOffsets, Place
+from millrace.groups.offsets.pending import GroupPartition, PendingOffsets
 
-ORDERS = Place("g", "orders", 0)
-USERS = Place("g", "users", 1)
+ORDERS = GroupPartition("g", "orders", 0)
+USERS = GroupPartition("g", "users", 1)
 
 
 def at(record_offset: int) -> CommittedOffset:
@@ -40,10 +40,10 @@ def test_what_is_withdrawn_is_withdrawn_from_every_transaction() -> None:
     pending = PendingOffsets()
     pending.put(1, ORDERS, at(3))
     pending.put(2, ORDERS, at(4))
-    pending.put(2, Place("h", "orders", 0), at(5))
+    pending.put(2, GroupPartition("h", "orders", 0), at(5))
     pending.withdraw(ORDERS)
     pending.withdraw(ORDERS)
-    pending.withdraw(Place("nobody", "orders", 0))
+    pending.withdraw(GroupPartition("nobody", "orders", 0))
     assert not pending.of_group("g")
     assert pending.end(1, 9) == []
     assert list(pending.of_topic("orders")) == [("h", 0, at(5))]
