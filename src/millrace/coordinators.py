@@ -141,7 +141,7 @@ class Coordinators:
             self.queues.stop,
         )
 
-    # ------------------------------------------------------------------------------------------------------- the parts
+    # --- the parts ----------------------------------------------------------------------------------------------------
 
     def _state_topic(self, name: str, partitions_setting: str) -> StateTopic:
         def partition_count() -> int:

@@ -88,7 +88,7 @@ class Acquisition(RuleBasedStateMachine):
         self.now_ms = 0
         self.produce([(4, 0), (3, 0)], True)
 
-    # ------------------------------------------------------------------------------------------------------------- log
+    # --- log ----------------------------------------------------------------------------------------------------------
 
     @rule(
         sizes=st.lists(st.tuples(st.integers(1, 6), st.sampled_from([0, 0, 0, 2])), min_size=1, max_size=4),
@@ -112,7 +112,7 @@ class Acquisition(RuleBasedStateMachine):
             if offset < self.log_start:
                 record.is_copied = True  # nobody can any more
 
-    # -------------------------------------------------------------------------------------------------------- consuming
+    # --- consuming ----------------------------------------------------------------------------------------------------
 
     @rule(
         member=st.sampled_from(MEMBERS),
@@ -239,7 +239,7 @@ class Acquisition(RuleBasedStateMachine):
             case _ if is_over:
                 record.done = "dead" if self.limits.dead_letters else "archived"
 
-    # ------------------------------------------------------------------------------------------------------------ time
+    # --- time ---------------------------------------------------------------------------------------------------------
 
     @rule(milliseconds=st.sampled_from([1, 100, LOCK_MS // 2, LOCK_MS]))
     def wait(self, milliseconds: int) -> None:
@@ -288,7 +288,7 @@ class Acquisition(RuleBasedStateMachine):
                     assert record.is_copied, "archived before its letter was copied"
                 record.stored = max(record.stored, (batch.delivery_count, batch.state))
 
-    # -------------------------------------------------------------------------------------------------------- failover
+    # --- failover -----------------------------------------------------------------------------------------------------
 
     @rule()
     def fail_over(self) -> None:
@@ -335,7 +335,7 @@ class Acquisition(RuleBasedStateMachine):
         assert self.store.live == before
         window.finish(chosen, is_stored=False, now_ms=self.now_ms)
 
-    # ------------------------------------------------------------------------------------------------------ invariants
+    # --- invariants ---------------------------------------------------------------------------------------------------
 
     @invariant()
     def the_window_is_whole(self) -> None:

@@ -123,7 +123,7 @@ class Transactions(RuleBasedStateMachine):
             self.run(run_ready())
             self.loop.close()
 
-    # ------------------------------------------------------------------------------------------------------- producers
+    # --- producers ----------------------------------------------------------------------------------------------------
 
     def ask(
         self,
@@ -264,7 +264,7 @@ class Transactions(RuleBasedStateMachine):
     def tell(self, producer_id: int, epoch: int, commits: bool) -> None:
         assert self.told.setdefault((producer_id, epoch), commits) is commits, "told two outcomes"
 
-    # ------------------------------------------------------------------------------------------------------ what fails
+    # --- what fails ---------------------------------------------------------------------------------------------------
 
     @precondition(lambda self: self.late)
     @rule(data=st.data())
@@ -364,7 +364,7 @@ class Transactions(RuleBasedStateMachine):
         self.run(change())
         self.collect()
 
-    # ------------------------------------------------------------------------------------------------- what must hold
+    # --- what must hold -----------------------------------------------------------------------------------------------
 
     def live(self) -> dict[str, Transaction]:
         return self.bench.states()
@@ -444,7 +444,7 @@ TestTransactions = Transactions.TestCase
 TestTransactions.settings = MODEL
 
 
-# -------------------------------------------------------------------------------------------------------- planted bugs
+# --- planted bugs -----------------------------------------------------------------------------------------------------
 
 
 def epoch_not_bumped(patch: pytest.MonkeyPatch) -> None:

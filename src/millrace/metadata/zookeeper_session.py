@@ -344,7 +344,7 @@ class ZooKeeperSession:
         session = None if self._client is None else self._client.client_id
         return session is not None and session[0] == node.owner
 
-    # ---------------------------------------------------------------------------------------------------------- states
+    # --- states -------------------------------------------------------------------------------------------------------
 
     async def states(self) -> AsyncGenerator[SessionState, None]:
         """The state now and after each change, until the session is closed."""
@@ -384,7 +384,7 @@ class ZooKeeperSession:
         for queue in self._state_queues:
             queue.put(state)
 
-    # ----------------------------------------------------------------------------------------------------------- reads
+    # --- reads --------------------------------------------------------------------------------------------------------
 
     @contextmanager
     def alarm(self) -> Iterator[Alarm]:
@@ -460,7 +460,7 @@ class ZooKeeperSession:
             return StorageError(f"not allowed by ZooKeeper at {self.hosts} to {doing}: {self.access.advice}")
         return StorageError(f"ZooKeeper at {self.hosts} refuses to {doing}: {error!r}")
 
-    # ---------------------------------------------------------------------------------------------------------- writes
+    # --- writes -------------------------------------------------------------------------------------------------------
 
     async def close_to_strangers(self, paths: Sequence[str]) -> int:
         """Close those of the znodes that are open, for this session's login; how many. Gone ones are no matter.
@@ -518,7 +518,7 @@ class ZooKeeperSession:
             case Check(_, version):
                 transaction.check(path, version)
 
-    # ------------------------------------------------------------------------------------------------ requests to kazoo
+    # --- requests to kazoo --------------------------------------------------------------------------------------------
 
     async def _ask_until_answered(self, *requests: _Send) -> list[Any]:
         """For requests that may be repeated."""

@@ -227,7 +227,7 @@ class Window:
         window._advance()
         return window, changes
 
-    # ------------------------------------------------------------------------------------------------------- questions
+    # --- questions ----------------------------------------------------------------------------------------------------
 
     @property
     def in_flight(self) -> int:
@@ -274,7 +274,7 @@ class Window:
             default=None,
         )
 
-    # ------------------------------------------------------------------------------------------------------- acquiring
+    # --- acquiring ----------------------------------------------------------------------------------------------------
 
     def acquire(
         self,
@@ -373,7 +373,7 @@ class Window:
         if last >= self.end_offset:
             self._append(Run(self.end_offset, last, ARCHIVED))
 
-    # --------------------------------------------------------------------------------------------------- acknowledging
+    # --- acknowledging ------------------------------------------------------------------------------------------------
 
     def acknowledge(self, member_id: str, batches: Sequence[AcknowledgeBatch], now_ms: int) -> Acknowledgement:
         """Take a member's word for records it holds: all of it or nothing (ApiError). `finish` makes it count.
@@ -475,7 +475,7 @@ class Window:
     def _given_up(self, reason: DeadLetterReason) -> _Outcome:
         return _Outcome(ARCHIVING, reason) if self.limits.dead_letters else _Outcome(ARCHIVED)
 
-    # ------------------------------------------------------------------------------------------------- time and the log
+    # --- time and the log ---------------------------------------------------------------------------------------------
 
     def expire(self, now_ms: int) -> Changes:
         """Release what was held for too long; it can be given out again at once."""
@@ -544,7 +544,7 @@ class Window:
         rest_ms = self.limits.backoff_ms << min(max(delivery_count - 1, 0), MAX_BACKOFF_DOUBLINGS)
         return now_ms + min(rest_ms, max(self.limits.backoff_max_ms, self.limits.backoff_ms))
 
-    # ------------------------------------------------------------------------------------------------------------ runs
+    # --- runs ---------------------------------------------------------------------------------------------------------
 
     def _index(self, offset: int) -> int:
         """Where the run that has `offset` lies."""

@@ -61,7 +61,7 @@ class ShareCoordinator(ShardedCoordinator[QueueShard]):
         """Where the state of a share-partition is kept."""
         return partition_for(key, self._topic.partition_count)
 
-    # -------------------------------------------------------------------------------------------------------- requests
+    # --- requests -----------------------------------------------------------------------------------------------------
 
     async def initialize(self, key: ShareKey, state_epoch: int, start_offset: int) -> None:
         """Begin a share-partition, durably."""
@@ -91,7 +91,7 @@ class ShareCoordinator(ShardedCoordinator[QueueShard]):
             return Summary()
         return Summary(found.state_epoch, found.leader_epoch, found.snapshot.start_offset, found.snapshot.completed)
 
-    # ---------------------------------------------------------------------------------------------------------- inside
+    # --- inside -------------------------------------------------------------------------------------------------------
 
     def _check_topic(self, key: ShareKey) -> None:
         if key.topic_id == ZERO_UUID or key.partition < 0:

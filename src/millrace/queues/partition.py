@@ -136,7 +136,7 @@ class SharePartition:
     def __repr__(self) -> str:
         return f"<share-partition {self.key} epoch {self.leader_epoch}, {self._window!r}>"
 
-    # ------------------------------------------------------------------------------------------------------------ life
+    # --- life ---------------------------------------------------------------------------------------------------------
 
     async def load(self) -> None:
         """Take the state over from whoever led before; ApiError. From now on nobody else can write it."""
@@ -197,7 +197,7 @@ class SharePartition:
         if not self.partition.is_leader or self.partition.leader_epoch != self.leader_epoch:
             raise self.partition.not_leader()
 
-    # -------------------------------------------------------------------------------------------------------- requests
+    # --- requests -----------------------------------------------------------------------------------------------------
 
     async def confirm(self) -> None:
         """Return when it is certain that nobody has led the partition in a later epoch before this call; ApiError.
@@ -302,7 +302,7 @@ class SharePartition:
         ]
         return read.data, batches, seen
 
-    # --------------------------------------------------------------------------------------------------------- storing
+    # --- storing ------------------------------------------------------------------------------------------------------
 
     async def _stored(self, acknowledgement: Acknowledgement) -> None:
         if acknowledgement.store:
@@ -411,7 +411,7 @@ class SharePartition:
             log.exception("%r tries its dead letters again in %.1f s", self, retry_s)
         return None
 
-    # ------------------------------------------------------------------------------------------------------------ time
+    # --- time ---------------------------------------------------------------------------------------------------------
 
     def _now_ms(self) -> int:
         return int(self._clock.monotonic() * 1000)

@@ -388,7 +388,7 @@ class _Session:
         partition = followed.partition
         return partition.leadership is None and partition.leader_epoch == followed.leader_epoch
 
-    # ---------------------------------------------------------------------------------------------------------- asking
+    # --- asking -------------------------------------------------------------------------------------------------------
 
     def _request(self) -> FetchRequest:
         settings = self._owner.settings
@@ -435,7 +435,7 @@ class _Session:
             forgotten_topics_data=list(forgotten.values()),
         )
 
-    # --------------------------------------------------------------------------------------------------------- copying
+    # --- copying ------------------------------------------------------------------------------------------------------
 
     def _take(self, response: FetchResponse) -> list[_FollowedPartition]:
         """Take over what the leader sent; returns the partitions that have changed."""

@@ -82,7 +82,7 @@ class Leadership:
     def __repr__(self) -> str:
         return f"Leadership({self._replica.topic}-{self._replica.index}, {len(self._followers)} followers)"
 
-    # ----------------------------------------------------------------------------------------- the state in the image
+    # --- the state in the image ---------------------------------------------------------------------------------------
 
     def begin_epoch(self) -> None:
         """Lead in the epoch that the partition's state names. The log may be opened later: `begin_log`."""
@@ -144,7 +144,7 @@ class Leadership:
         self.wake_followers()
         self._wake_start()
 
-    # ------------------------------------------------------------------------------------------------------ committing
+    # --- committing ---------------------------------------------------------------------------------------------------
 
     def appended(self, log: Log, size_bytes: int) -> None:
         """There is more for followers to fetch. Where nobody else counts it is committed, if it need not be on disk."""
@@ -212,7 +212,7 @@ class Leadership:
             return error
         return ApiError(ErrorCode.NOT_ENOUGH_REPLICAS, f"{error.message}, which may have been refused a moment ago")
 
-    # ------------------------------------------------------------------------------------------------------- followers
+    # --- followers ----------------------------------------------------------------------------------------------------
 
     def serve_follower(
         self,
@@ -311,7 +311,7 @@ class Leadership:
         for watcher in tuple(self.end_watchers):
             watcher(0)
 
-    # -------------------------------------------------------------------------------------------------------- deletion
+    # --- deletion -----------------------------------------------------------------------------------------------------
 
     @property
     def low_watermark(self) -> int:

@@ -122,7 +122,7 @@ class AnswerRoom:
                 left_bytes -= SMALL_BYTES
                 wake()
 
-    # -------------------------------------------------------------------------------------------------------- shortage
+    # --- shortage -----------------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
         """Close who keeps memory from others without taking it, and look again for as long as it is short."""

@@ -178,7 +178,7 @@ class Connection(asyncio.BufferedProtocol):
         """A request is being handled, a long poll perhaps, or none may be: that is not idleness."""
         return bool(self._replies) or self._quiet is not None
 
-    # --------------------------------------------------------------------------------------------- memory for answers
+    # --- memory for answers -------------------------------------------------------------------------------------------
 
     @property
     def held_bytes(self) -> int:
@@ -214,7 +214,7 @@ class Connection(asyncio.BufferedProtocol):
             self._reserved_bytes += size_bytes
             self._answers.take(size_bytes)
 
-    # ------------------------------------------------------------------------------------------- transport callbacks
+    # --- transport callbacks ------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -319,7 +319,7 @@ class Connection(asyncio.BufferedProtocol):
         self._advance()
         self._maybe_resume_reading()
 
-    # ------------------------------------------------------------------------------------------------- flow control
+    # --- flow control -------------------------------------------------------------------------------------------------
 
     def _hold_reading(self) -> None:
         if self._transport is None:
@@ -350,7 +350,7 @@ class Connection(asyncio.BufferedProtocol):
             self._reading_paused = False
             self._transport.resume_reading()
 
-    # -------------------------------------------------------------------------------------------------------- quotas
+    # --- quotas -------------------------------------------------------------------------------------------------------
 
     def _be_quiet(self, seconds: float) -> None:
         """Read nothing and begin nothing for so long; what is being answered is."""
@@ -406,7 +406,7 @@ class Connection(asyncio.BufferedProtocol):
             return told(response, throttle_ms)
         return response
 
-    # ------------------------------------------------------------------------------------------------------ requests
+    # --- requests -----------------------------------------------------------------------------------------------------
 
     def _advance(self) -> None:
         """Begin as many waiting requests as the rules of order allow."""
@@ -561,7 +561,7 @@ class Connection(asyncio.BufferedProtocol):
             raise ProtocolError(f"{api.key.name} failed and its response has no place for {code.name}")
         return buffers
 
-    # ------------------------------------------------------------------------------------------------------- replies
+    # --- replies ------------------------------------------------------------------------------------------------------
 
     def _answer_now(self, buffers: Buffers, size_bytes: int) -> None:
         if self._replies:
@@ -619,7 +619,7 @@ class Connection(asyncio.BufferedProtocol):
             # The kernel did not take all of it, and the transport keeps the whole until it has: have it pause now.
             transport.set_write_buffer_limits(0, 0)
 
-    # --------------------------------------------------------------------------------------------------------- login
+    # --- login --------------------------------------------------------------------------------------------------------
 
     @property
     def _is_narrow(self) -> bool:
@@ -654,7 +654,7 @@ class Connection(asyncio.BufferedProtocol):
     def served_apis(self, *keys: ApiKey) -> Mapping[int, Api]:
         return {key: self._all_apis[key] for key in keys}
 
-    # -------------------------------------------------------------------------------------------------------- ending
+    # --- ending -------------------------------------------------------------------------------------------------------
 
     def _turn_away(self, reason: str) -> None:
         """Close on a peer that may not even begin."""

@@ -114,7 +114,7 @@ class Login:
         if self._timer is not None:
             self._timer.cancel()
 
-    # ------------------------------------------------------------------------------------------------------ handshake
+    # --- handshake ----------------------------------------------------------------------------------------------------
 
     def handshake(
         self, mechanism: str, version: int
@@ -146,7 +146,7 @@ class Login:
         self._last_again = now
         return True
 
-    # --------------------------------------------------------------------------------------------------- authenticate
+    # --- authenticate -------------------------------------------------------------------------------------------------
 
     def authenticate(self, message: bytes) -> SaslAuthenticateResponse | Coroutine[Any, Any, SaslAuthenticateResponse]:
         exchange = self._exchange
@@ -201,7 +201,7 @@ class Login:
     def _session_ended(self) -> None:
         self._narrow(ApiKey.SASL_HANDSHAKE)
 
-    # -------------------------------------------------------------------------------------------------------- failure
+    # --- failure ------------------------------------------------------------------------------------------------------
 
     def _fail(self, error: Exception) -> Coroutine[Any, Any, SaslAuthenticateResponse]:
         told = error.told if isinstance(error, LoginFailed) else ""
@@ -231,7 +231,7 @@ class Login:
         self._set_timer(LAST_WORD_S, self._door.close)
         return response
 
-    # ---------------------------------------------------------------------------------------------------------- others
+    # --- others -------------------------------------------------------------------------------------------------------
 
     def _narrow(self, *keys: ApiKey) -> None:
         self._door.narrow(self._door.served_apis(*keys), self._rules.max_frame_bytes, read_request_header)

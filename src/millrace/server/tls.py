@@ -184,7 +184,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         state = "closing" if self._closing else "open" if self._above is not None else "handshake"
         return f"TlsTransport({self._host}, {state}, {self._backlog_bytes} bytes to send)"
 
-    # --------------------------------------------------------------------------------------- as the socket's protocol
+    # --- as the socket's protocol -------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._socket = cast(asyncio.Transport, transport)
@@ -257,7 +257,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
             log.exception("the connection from %s failed", self._host)
             self.abort()
 
-    # ------------------------------------------------------------------------------------------------------ handshake
+    # --- handshake ----------------------------------------------------------------------------------------------------
 
     def _join_line(self) -> None:
         if not self._in_line:
@@ -318,7 +318,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
     def _tell_failure(self, what: str, reason: str) -> None:
         self._refusals.tell(self._host, "TLS %s with %s failed: %s", what, self._host, reason)
 
-    # -------------------------------------------------------------------------------------------------------- reading
+    # --- reading ------------------------------------------------------------------------------------------------------
 
     def _take_in(self, arrived: memoryview) -> None:
         """Decrypt what has arrived, a few records at a time, and keep the rest where it is not wanted."""
@@ -386,7 +386,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
             self._receive()
             self._take_in(memoryview(self._unfed))
 
-    # -------------------------------------------------------------------------------------------------------- sending
+    # --- sending ------------------------------------------------------------------------------------------------------
 
     def _send(self) -> None:
         """Encrypt and hand over until the kernel is full or the turn is over."""
@@ -459,7 +459,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
             self._flush()
         socket.close()
 
-    # ------------------------------------------------------------------------------------ as the connection's transport
+    # --- as the connection's transport --------------------------------------------------------------------------------
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         if name == "ssl_object":

@@ -70,7 +70,7 @@ class TransactionCoordinator(ShardedCoordinator[TransactionShard]):
         """Where the state of a transactional id is kept."""
         return self._topic.partition_for(transactional_id)
 
-    # -------------------------------------------------------------------------------------------------------- requests
+    # --- requests -----------------------------------------------------------------------------------------------------
 
     async def init_producer_id(
         self, transactional_id: str, timeout_ms: int, expected: Producer | None = None
@@ -129,7 +129,7 @@ class TransactionCoordinator(ShardedCoordinator[TransactionShard]):
             for transactional_id, transaction in shard.transactions.items()
         ]
 
-    # ---------------------------------------------------------------------------------------------------------- inside
+    # --- inside -------------------------------------------------------------------------------------------------------
 
     def _shard(self, transactional_id: str) -> TransactionShard:
         """The shard that answers for an id, or the ApiError that says why none does here."""

@@ -331,7 +331,7 @@ async def test_a_name_makes_a_broker_only_of_who_has_a_brokers_right() -> None:
     assert len(controller.forwarded) == 1
 
 
-# ----------------------------------------------------------------------------------- waiting for the broker's own image
+# --- waiting for the broker's own image -------------------------------------------------------------------------------
 
 STATE = PartitionState((1,), (1,), 1)
 

@@ -225,7 +225,7 @@ async def test_what_is_refused_at_once(bench: Bench) -> None:
     assert unknown.value.code is ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
 
 
-# ------------------------------------------------------------------------------------------------------------ failover
+# --- failover ---------------------------------------------------------------------------------------------------------
 
 
 async def test_a_new_coordinator_tells_the_partitions_what_the_old_one_decided(bench: Bench) -> None:
@@ -331,7 +331,7 @@ async def test_each_id_has_its_partition() -> None:
     await bench.coordinator.stop()
 
 
-# --------------------------------------------------------------------------------------------------------- out of time
+# --- out of time ------------------------------------------------------------------------------------------------------
 
 
 async def test_a_transaction_out_of_time_is_aborted_and_its_producer_fenced(bench: Bench) -> None:
