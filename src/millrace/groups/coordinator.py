@@ -44,7 +44,7 @@ from millrace.replication.sharded import WRITE_ERRORS, ShardedCoordinator, Shard
 from millrace.replication.state_topic import StateTopic, Transaction
 from millrace.tasks import Work
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 CLASSIC_TYPE = "classic"
 CONSUMER_TYPE = "consumer"
@@ -128,7 +128,7 @@ class GroupCoordinator(ShardedCoordinator[GroupShard]):
             len(shard.classic.groups) + len(shard.modern.groups) + len(shard.share.groups)
             for shard in self._shards.values()
         )
-        return f"<group coordinator of {len(self._shards)} partitions, {groups} groups>"
+        return f"GroupCoordinator({len(self._shards)} partitions, {groups} groups)"
 
     def _make_shard(self, index: int, leader_epoch: int) -> GroupShard:
         return GroupShard(
@@ -450,15 +450,15 @@ class GroupCoordinator(ShardedCoordinator[GroupShard]):
         try:
             await shard.expire()
         except ApiError as error:
-            log.warning("expired offsets of %r stay for now: %s", shard, error)
+            logger.warning("expired offsets of %r stay for now: %s", shard, error)
         except Exception:
-            log.exception("expired offsets of %r stay", shard)
+            logger.exception("expired offsets of %r stay", shard)
 
     async def _forget_topics(self, shard: GroupShard, topics: dict[str, uuid.UUID]) -> None:
         try:
             await shard.forget_topics(topics)
         except ApiError as error:
-            log.warning("offsets of deleted topics stay in %r: %s", shard, error)
+            logger.warning("offsets of deleted topics stay in %r: %s", shard, error)
 
 
 def _check_not_shared(shard: GroupShard, group_id: str) -> None:

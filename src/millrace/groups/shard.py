@@ -69,8 +69,8 @@ class GroupShard(StateShard):
 
     def __repr__(self) -> str:
         return (
-            f"<shard {self.index} epoch {self.leader_epoch} {self.state.value}, {self.classic!r}, {self.modern!r}, "
-            f"{self.share!r}, {self.offsets!r}, {self._writer!r}>"
+            f"GroupShard({self.index} epoch {self.leader_epoch} {self.state.value}, {self.classic!r}, {self.modern!r}, "
+            f"{self.share!r}, {self.offsets!r}, {self._writer!r})"
         )
 
     # Life

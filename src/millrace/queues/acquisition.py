@@ -200,7 +200,7 @@ class Window:
         """Nothing below it is available."""
 
     def __repr__(self) -> str:
-        return f"<window {self.start_offset}..{self.end_offset}, {len(self._runs)} runs>"
+        return f"Window({self.start_offset}..{self.end_offset}, {len(self._runs)} runs)"
 
     @classmethod
     def load(cls, start_offset: int, batches: Sequence[StateBatch], limits: Limits) -> tuple[Window, Changes]:

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from millrace.replication.partition import Partition
     from millrace.storage.recovery import LogPosition
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _MIN_READ_BYTES: Final = 8 * 1024
 _MAX_EMPTY_READS: Final = 16
@@ -134,7 +134,7 @@ class SharePartition:
         self._bytes_per_record = 256.0
 
     def __repr__(self) -> str:
-        return f"<share-partition {self.key} epoch {self.leader_epoch}, {self._window!r}>"
+        return f"SharePartition({self.key} epoch {self.leader_epoch}, {self._window!r})"
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
@@ -154,7 +154,7 @@ class SharePartition:
         self._state_epoch = found.state_epoch
         self._window.move_log_start(self.partition.log.start_offset)
         self._carry_out(changes)
-        log.debug("loaded %r", self)
+        logger.debug("loaded %r", self)
 
     def _first_offset(self, settings: QueueSettings) -> int:
         """Where a share-partition begins that nobody has read."""
@@ -355,7 +355,7 @@ class SharePartition:
                 problem = ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER, error.message)
                 self.close(problem)
         except Exception:
-            log.exception("the state of %r is not stored", self)
+            logger.exception("the state of %r is not stored", self)
             problem = ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, "the state could not be stored")
         finally:
             for acknowledgement, done in waiting:
@@ -406,9 +406,9 @@ class SharePartition:
         try:
             return await self._office.deliver(self.key, self.partition, letter, self._settings())
         except MillraceError as error:
-            log.warning("%r tries its dead letters again in %.1f s: %s", self, retry_s, error)
+            logger.warning("%r tries its dead letters again in %.1f s: %s", self, retry_s, error)
         except Exception:
-            log.exception("%r tries its dead letters again in %.1f s", self, retry_s)
+            logger.exception("%r tries its dead letters again in %.1f s", self, retry_s)
         return None
 
     # --- time ---------------------------------------------------------------------------------------------------------

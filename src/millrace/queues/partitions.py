@@ -66,7 +66,7 @@ class SharePartitions:
         self._closed = False
 
     def __repr__(self) -> str:
-        return f"<{len(self._partitions)} share-partitions, {self.sessions!r}>"
+        return f"SharePartitions({len(self._partitions)}, {self.sessions!r})"
 
     def loaded(self, key: ShareKey) -> SharePartition | None:
         """A share-partition, if it can be used at once; `get` says what is the matter where it cannot."""

@@ -45,8 +45,8 @@ class QueueShard(StateShard):
 
     def __repr__(self) -> str:
         return (
-            f"<share shard {self.index} epoch {self.leader_epoch} {self.state.value}, {len(self.states)} "
-            f"share-partitions, {self._writer!r}>"
+            f"QueueShard({self.index} epoch {self.leader_epoch} {self.state.value}, {len(self.states)} "
+            f"share-partitions, {self._writer!r})"
         )
 
     # --- life ---------------------------------------------------------------------------------------------------------

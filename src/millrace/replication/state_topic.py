@@ -35,7 +35,7 @@ from millrace.records.encode import Record, encode_batch
 from millrace.records.filtering import Span, record_spans, value_of
 from millrace.replication.watermark import Reached
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _SLICE_BYTES: Final = 64 * 1024
 """How much is read and decoded before the loop may run something else: about ten milliseconds of work."""
@@ -234,7 +234,7 @@ class StateTopic:
             marker = decode_end_marker(batch.data)
         except ApiError as error:
             offset = batch.header.base_offset
-            log.warning("%s-%d: the control batch at %d is unreadable: %s", self.name, index, offset, error)
+            logger.warning("%s-%d: the control batch at %d is unreadable: %s", self.name, index, offset, error)
             return None
         return None if marker is None else marker.type is MarkerType.COMMIT
 

@@ -42,7 +42,7 @@ class StateWriter:
         self._is_closed = False
 
     def __repr__(self) -> str:
-        return f"<writer of {self._topic.name}-{self._index}, {len(self._writes)} writes under way>"
+        return f"StateWriter({self._topic.name}-{self._index}, {len(self._writes)} writes under way)"
 
     def write(
         self,

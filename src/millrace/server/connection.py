@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from millrace.server.login import HeaderReader
     from millrace.server.refusals import Refusals
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 MAX_WAITING_REQUESTS: Final = 128
 """Whole requests that one connection may have received and not yet begun; more stay in the kernel."""
@@ -554,7 +554,7 @@ class Connection(asyncio.BufferedProtocol):
         if isinstance(error, ApiError | StorageError):
             code, message = code_of(error), text_of(error) or ""
         else:
-            log.error("%s v%d failed", api.key.name, header.api_version, exc_info=error)
+            logger.error("%s v%d failed", api.key.name, header.api_version, exc_info=error)
             code, message = ErrorCode.UNKNOWN_SERVER_ERROR, "the broker failed to handle the request; see its log"
         buffers = api.encode_error(header.correlation_id, header.api_version, code, message, throttle_ms=throttle_ms)
         if buffers is None:

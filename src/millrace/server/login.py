@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from millrace.handlers.registry import Buffers
     from millrace.server.refusals import Refusals
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
 HeaderReader = Callable[[memoryview], tuple[RequestHeader, int]]
@@ -195,7 +195,7 @@ class Login:
         self._exchange = None
         self._set_timer(None if lifetime_ms is None else lifetime_ms / 1000, self._session_ended)
         self._door.open(self._session)
-        log.debug("%s logged in from %s by %s", done.principal, self._host, self._mechanism)
+        logger.debug("%s logged in from %s by %s", done.principal, self._host, self._mechanism)
         return lifetime_ms or 0
 
     def _session_ended(self) -> None:
@@ -211,7 +211,7 @@ class Login:
                 f"Authentication failed during {what} due to invalid credentials with SASL mechanism {self._mechanism}"
             )
         if not isinstance(error, LoginFailed):
-            log.error("the login by %s could not be checked", self._mechanism, exc_info=error)
+            logger.error("the login by %s could not be checked", self._mechanism, exc_info=error)
         response = SaslAuthenticateResponse(error_code=ErrorCode.SASL_AUTHENTICATION_FAILED, error_message=told)
         if isinstance(error, LoginFailed):
             return self._refuse(response, error.reason, str(error))

@@ -30,7 +30,7 @@ from millrace.clock import Clock, Timer
 from millrace.server.flow import ConnectionLimits
 from millrace.server.refusals import Refusals
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 PIECE_BYTES: Final = 64 * 1024
 PIECES_PER_TURN: Final = 16
@@ -254,7 +254,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         try:
             step()
         except Exception:
-            log.exception("the connection from %s failed", self._host)
+            logger.exception("the connection from %s failed", self._host)
             self.abort()
 
     # --- handshake ----------------------------------------------------------------------------------------------------

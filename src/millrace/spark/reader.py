@@ -58,7 +58,7 @@ LAG_TIMEOUT_MS: Final = 5_000
 
 _UNKNOWN: Final = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID})
 _CLOCK: Final = SystemClock()
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class DataLost(MillraceError):
@@ -186,7 +186,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return _of_checkpoint(start)
         # Spark 4.1. A query that goes on from a checkpoint was asked for the (empty) partitions of its last offset.
         if self._newest is None and self._options.max_offsets_per_trigger is not None:
-            _log.warning(
+            logger.warning(
                 "with trigger availableNow, Spark before 4.2 stops after one micro-batch of maxOffsetsPerTrigger"
             )
         return self._first_offsets() if self._reached is None else self._reached
@@ -360,7 +360,7 @@ class _LagReporter:
             self._client.commit_offsets(self._group_id, offsets)
             self._committed = offsets
         except ApiError as error:
-            _log.warning("progress was not committed to group %s: %s", self._group_id, error)
+            logger.warning("progress was not committed to group %s: %s", self._group_id, error)
 
     def close(self) -> None:
         self._client.close()
@@ -371,7 +371,7 @@ def report(losses: Sequence[str], *, fail: bool) -> None:
     if losses and fail:
         raise DataLost(of.data_loss_advice(losses))
     for loss in losses:
-        _log.warning("data may have been lost: %s (failOnDataLoss is false: going on with what exists)", loss)
+        logger.warning("data may have been lost: %s (failOnDataLoss is false: going on with what exists)", loss)
 
 
 # In a task.

@@ -75,8 +75,8 @@ class TransactionShard(StateShard):
 
     def __repr__(self) -> str:
         return (
-            f"<transaction shard {self.index} epoch {self.leader_epoch} {self.state.value}, {len(self.transactions)} "
-            f"ids, {self._writer!r}>"
+            f"TransactionShard({self.index} epoch {self.leader_epoch} {self.state.value}, {len(self.transactions)} "
+            f"ids, {self._writer!r})"
         )
 
     # --- life ---------------------------------------------------------------------------------------------------------

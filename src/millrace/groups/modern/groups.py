@@ -40,7 +40,7 @@ from millrace.groups.settings import GroupSettings, GroupTimes
 from millrace.groups.step_log import RETRY_MS, LogHost, append_step, set_timers
 from millrace.groups.timers import GroupTimers, TimerKey
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
@@ -85,7 +85,7 @@ class ModernGroups:
         self._timers = timers
 
     def __repr__(self) -> str:
-        return f"<{len(self.groups)} consumer groups>"
+        return f"ModernGroups({len(self.groups)})"
 
     def __contains__(self, group_id: object) -> bool:
         return group_id in self.groups
@@ -119,7 +119,7 @@ class ModernGroups:
         try:
             self._decide(group, lambda step: protocol.timer_fired(step, key))
         except ApiError as error:
-            log.warning("member %s of %r is not removed yet: %s", key.member_id, group, error)
+            logger.warning("member %s of %r is not removed yet: %s", key.member_id, group, error)
             self._timers.set((group_id, key), RETRY_MS)
 
     # Members
@@ -160,7 +160,7 @@ class ModernGroups:
         self.groups[group_id] = step.group
         set_timers(self._timers, group_id, step.timers)
         if old is not None and old.members:
-            log.info("a classic group of %d members has become %r", len(old.members), step.group)
+            logger.info("a classic group of %d members has become %r", len(old.members), step.group)
         return result, done
 
     # Classic members
@@ -256,7 +256,7 @@ class ModernGroups:
             became = step.became_classic
             del self.groups[group.group_id]
             self._classic.take_over(became)
-            log.info("a consumer group has become %r", became)
+            logger.info("a consumer group has become %r", became)
         return result, done
 
     def _drop_if_blank(self, group: ModernGroup) -> None:

@@ -100,7 +100,7 @@ class GroupOffsets:
         """Commits of each group that are not durable yet: their offsets must not expire by what they replace."""
 
     def __repr__(self) -> str:
-        return f"<{self.committed.count} offsets, {self.pending!r}, commits of {len(self._under_way)} groups under way>"
+        return f"GroupOffsets({self.committed.count}, {self.pending!r}, {len(self._under_way)} groups commit)"
 
     def of_group(self, group_id: str) -> TopicOffsets:
         """Everything the group has committed, by topic and partition; a view, valid until the next change."""

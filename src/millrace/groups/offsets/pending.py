@@ -33,7 +33,7 @@ class PendingOffsets:
         """The producers that have a pending offset, by group, topic and partition."""
 
     def __repr__(self) -> str:
-        return f"<pending offsets of {len(self._producers)} producers>"
+        return f"PendingOffsets({len(self._producers)} producers)"
 
     def of_group(self, group_id: str) -> KeysView[Slot]:
         """The partitions of which the group has a pending offset; a view, valid until the next change."""

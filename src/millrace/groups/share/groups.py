@@ -33,7 +33,7 @@ from millrace.groups.step_log import RETRY_MS, LogHost, append_step, set_timers
 from millrace.groups.timers import GroupTimers, TimerKey
 from millrace.tasks import Tasks
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _WAIT_MS: Final = 1_000
 """How long a heartbeat waits for share-partitions to be begun, before its member is asked to come back."""
@@ -111,7 +111,7 @@ class ShareGroups:
         self._is_closed = False
 
     def __repr__(self) -> str:
-        return f"<{len(self.groups)} share groups>"
+        return f"ShareGroups({len(self.groups)})"
 
     def __contains__(self, group_id: object) -> bool:
         return group_id in self.groups
@@ -151,10 +151,10 @@ class ShareGroups:
         try:
             self._decide(group, lambda step: protocol.timer_fired(step, key))
         except ApiError as error:
-            log.warning("member %s of %r is not removed yet: %s", key.member_id, group, error)
+            logger.warning("member %s of %r is not removed yet: %s", key.member_id, group, error)
             self._timers.set((group_id, key), RETRY_MS)
         else:
-            log.info("member %s of %r has not shown itself in time", key.member_id, group)
+            logger.info("member %s of %r has not shown itself in time", key.member_id, group)
             self._dependencies.left(group_id, key.member_id)
 
     # Members
@@ -208,7 +208,7 @@ class ShareGroups:
             await self._host.when_durable(done)
             await self._begin_at(group, partitions, lambda _topic_id, _index: RESET)
         except ApiError as error:
-            log.warning("share-partitions of %r are begun with a later heartbeat: %s", group, error)
+            logger.warning("share-partitions of %r are begun with a later heartbeat: %s", group, error)
 
     async def _begin_at(
         self, group: ShareGroup, partitions: Partitions, offset_of: Callable[[UUID, int], int]
@@ -239,7 +239,7 @@ class ShareGroups:
             share_partitions.not_initialized(step, failed)
 
         for error in {str(error): error for error in errors.values()}.values():
-            log.warning("share-partitions of %r are not begun yet: %s", group, error)
+            logger.warning("share-partitions of %r are not begun yet: %s", group, error)
         _, _, done = self._decide(group, finish)
         await self._host.when_durable(done)
 

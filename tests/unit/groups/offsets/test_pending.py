@@ -25,7 +25,7 @@ def test_a_transaction_ends_with_its_last_offset_of_each_partition() -> None:
     assert pending.end(1, 8) == []
     assert pending.end(2, 9) == [(ORDERS, at(7))]
     assert not pending.of_group("g")
-    assert repr(pending) == "<pending offsets of 0 producers>"
+    assert repr(pending) == "PendingOffsets(0 producers)"
 
 
 def test_a_marker_ends_nothing_that_lies_behind_it() -> None:
