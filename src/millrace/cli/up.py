@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 30.0
-SETTLED_S: Final = 60.0
+STEADY_S: Final = 60.0
 """A broker that ran this long was no failed start."""
 _LOOK_EVERY_S: Final = 0.1
 _CONSOLE: Final = "console="
@@ -554,7 +554,7 @@ class Supervision:
 
     def _next_pause_s(self, broker_id: int, now: float) -> float:
         """Longer each time for a broker that keeps dying; short again for one that has run for a while."""
-        again = now - self._launched.get(broker_id, now - SETTLED_S) < SETTLED_S
+        again = now - self._launched.get(broker_id, now - STEADY_S) < STEADY_S
         pause_s = min(self._pauses_s[broker_id] * 2, LONGEST_PAUSE_S) if again else FIRST_PAUSE_S
         self._pauses_s[broker_id] = pause_s
         return pause_s

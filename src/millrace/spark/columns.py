@@ -46,7 +46,7 @@ from millrace.records.control import MarkerType, decode_end_marker
 from millrace.records.decode import Record, decode_records
 from millrace.spark.compiled import load_kernels
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 Bytes = npt.NDArray[np.uint8]
 Int32s = npt.NDArray[np.int32]
@@ -161,7 +161,9 @@ def decode(
         chunk_bytes=chunk_bytes,
     )
     if kernels is not None:
-        log.error("the compiled decoder refuses records from offset %d on that are sound: please report", start_offset)
+        logger.error(
+            "the compiled decoder refuses records from offset %d on that are sound: please report", start_offset
+        )
     return decoded
 
 

@@ -178,7 +178,7 @@ def cluster(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
         yield Commands(broker, capsys)
 
 
-# ------------------------------------------------------------------------------------------------------------ describe
+# --- describe ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_good_cluster(cluster: Commands) -> None:
@@ -238,7 +238,7 @@ def test_a_topic_with_fewer_replicas_than_have_to_be_in_sync_is_not_short_of_any
     assert not health(image_of(fenced=(1,), a=[alone]).apply((wanted,))).is_good
 
 
-# -------------------------------------------------------------------------------------------------------------- health
+# --- health -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_healthy_cluster(cluster: Commands) -> None:
@@ -334,7 +334,7 @@ def test_a_cluster_that_is_away_is_not_healthy(capsys: pytest.CaptureFixture[str
     assert "no broker answers" in capsys.readouterr().err
 
 
-# --------------------------------------------------------------------------------------------------------------- elect
+# --- elect ------------------------------------------------------------------------------------------------------------
 
 
 def test_preferred_leaders_are_elected(cluster: Commands) -> None:
@@ -412,7 +412,7 @@ def test_why_nobody_leads(cluster: Commands) -> None:
     assert [one["why"] for one in cluster.json("describe")["offline"] if one["topic"] == "b"] == [waiting]
 
 
-# -------------------------------------------------------------------------------------------------------------- remove
+# --- remove -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_broker_is_removed_when_it_is_empty_and_stopped(cluster: Commands) -> None:
@@ -429,7 +429,7 @@ def test_a_broker_is_removed_when_it_is_empty_and_stopped(cluster: Commands) -> 
     assert "broker 3 is running; stop it first" in cluster("remove", "3", "--yes", exit_code=1)[1]
 
 
-# ------------------------------------------------------------------------------------------------------------- reassign
+# --- reassign ---------------------------------------------------------------------------------------------------------
 
 
 def plan_file(path: Path, *moves: tuple[str, int, list[int]]) -> str:
