@@ -13,7 +13,7 @@ import pytest
 from confluent_kafka import AcknowledgeType, Message, Producer, ShareConsumer
 
 from clients.members import wait_for
-from millrace.cli.group_views import describe_group
+from millrace.admin.groups import describe_group
 from millrace.client.cluster import ClusterClient
 from millrace.client.settings import ClientSettings
 from millrace.errors import ApiError

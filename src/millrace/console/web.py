@@ -100,7 +100,7 @@ class Page:
         """Whether who asked may do something that needs this role, here."""
         return may(self.settings, self.session, role)
 
-    # --- answers ----------------------------------------------------------------------------------------------------
+    # --- answers ------------------------------------------------------------------------------------------------------
 
     def render(self, template: str, *, block: str = "", status: int = 200, **values: Any) -> HTMLResponse:
         """The page, or of it only `block` if htmx asked for that (which it does by `HX-Target: block`)."""
