@@ -34,9 +34,9 @@ class Visitor:
             self.csrf = found[1]
         return answer
 
-    def part(self, path: str, block: str) -> httpx.Response:
-        """What htmx asks for when it replaces the block of this id."""
-        return self.client.get(path, headers={"hx-request": "true", "hx-target": block})
+    def part(self, path: str) -> httpx.Response:
+        """What htmx asks for when it replaces a part of a page."""
+        return self.client.get(path, headers={"hx-request": "true"})
 
     def post(self, path: str, /, **fields: Any) -> httpx.Response:
         """Send a form, with the token of the last page."""

@@ -103,9 +103,8 @@ def listed(
     ordered = [row for _, row in known]
     if len(ordered) < len(found):
         ordered += [row for row in found if key(row) is None]
-    listing = Listing[T](
-        (), asked, len(ordered), len(everything), {name: query[name] for name in keep if name in query}
-    )
+    kept = {name: query[name] for name in keep if name in query}
+    listing: Listing[T] = Listing((), asked, len(ordered), len(everything), kept)
     begin = (listing.page - 1) * asked.rows
     return Listing(ordered[begin : begin + asked.rows], asked, listing.matching, listing.total, listing.kept)
 

@@ -3,8 +3,6 @@
 What all pages need is seen to here and nowhere else, so that no page can forget it: a session (or the login), the role,
 read-only mode, the CSRF token of everything that changes something, and what is shown when the cluster does not answer.
 The function runs in a worker thread and may block; it raises `ApiError` or `BadInput` for people to read.
-
-A page is rendered whole, or, when htmx asks for a part of it, as that block of its template only (`Page.render`).
 """
 
 from __future__ import annotations
@@ -25,6 +23,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response, Stream
 from starlette.routing import Route
 
 from millrace import __version__
+from millrace.admin.errors import AdminError
 from millrace.console import wording
 from millrace.console.roles import Role
 from millrace.console.sessions import Access, Session, Sessions, is_refused_login
@@ -102,13 +101,9 @@ class Page:
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
-    def render(self, template: str, *, block: str = "", status: int = 200, **values: Any) -> HTMLResponse:
-        """The page, or of it only `block` if htmx asked for that (which it does by `HX-Target: block`)."""
-        values = {**_common(self.request, self.session), **values}
-        if block and self.request.headers.get("hx-target") == block:
-            content = "".join(_templates.get_template(template).blocks[block](_context(template, values)))
-        else:
-            content = _templates.get_template(template).render(values)
+    def render(self, template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
+        """The page. When htmx replaces a part of it, it asks for the whole and takes that part (`hx-select`)."""
+        content = _templates.get_template(template).render({**_common(self.request, self.session), **values})
         return HTMLResponse(content, status_code=status)
 
     def go(self, path: str, *, good: str = "", bad: str = "", **query: Any) -> Response:
@@ -223,6 +218,8 @@ async def _answer(request: Request, handler: Handler, role: Role) -> Response:
         answer = failure(request, session, error.status_code, error.detail)
     except BadInput as error:
         answer = failure(request, session, 400, str(error))
+    except AdminError as error:
+        answer = failure(request, session, *wording.explain_admin(error))
     except ApiError as error:
         if is_refused_login(error) and request.app.state.settings.login is Login.BROKERS:
             # The password was changed, or the user removed, since.
@@ -335,10 +332,6 @@ def _message(request: Request) -> Message | None:
     except (ValueError, TypeError):
         return None
     return Message("good" if kind == "good" else "bad", str(text))
-
-
-def _context(template: str, values: Mapping[str, Any]) -> Any:
-    return _templates.get_template(template).new_context(dict(values))
 
 
 def render_alone(request: Request, template: str, status: int = 200, **values: Any) -> HTMLResponse:

@@ -7,9 +7,10 @@ from datetime import UTC, datetime
 from typing import Any, Final
 from urllib.parse import quote
 
+from millrace.admin.errors import AdminError, Unreachable
+from millrace.admin.words import size_text
 from millrace.errors import ApiError, ErrorCode
 
-_UNITS: Final = ("B", "KB", "MB", "GB", "TB", "PB")
 _GONE: Final = {ErrorCode.NETWORK_EXCEPTION, ErrorCode.REQUEST_TIMED_OUT, ErrorCode.BROKER_NOT_AVAILABLE}
 _MISSING: Final = {
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
@@ -27,13 +28,10 @@ _FORBIDDEN: Final = {
 
 
 def size(number: float | None) -> str:
-    """`1536` as `1.5 KB`; a dash for what is not known."""
+    """`1536` as `1.5 kB`; a dash for what is not known."""
     if number is None or number < 0:
         return "-"
-    value, unit = float(number), 0
-    while value >= 1000 and unit < len(_UNITS) - 1:
-        value, unit = value / 1024, unit + 1
-    return f"{value:.0f} {_UNITS[unit]}" if unit == 0 or value >= 100 else f"{value:.1f} {_UNITS[unit]}"
+    return size_text(number)
 
 
 def count(number: float | None) -> str:
@@ -87,6 +85,13 @@ def explain(error: ApiError) -> tuple[int, str]:
     if error.code in _FORBIDDEN:
         return 403, f"The brokers do not allow this: {text} ({error.code.name})"
     return 502, f"The cluster refused: {text} ({error.code.name})" if error.message else f"The cluster refused: {text}"
+
+
+def explain_admin(error: AdminError) -> tuple[int, str]:
+    """The same for what was seen to be impossible before the cluster was asked, or to nobody's being there."""
+    if isinstance(error, Unreachable):
+        return 503, f"The cluster does not answer: {error.reason}"
+    return 400, error.reason
 
 
 FILTERS: Final[Mapping[str, Callable[..., Any]]] = {

@@ -7,9 +7,9 @@ from typing import Final, NamedTuple
 
 from starlette.routing import Route
 
-from millrace.console.pages import entrance, overview
+from millrace.console.pages import brokers, entrance, overview, topic, topics
 
-ALL: Final[tuple[ModuleType, ...]] = (entrance, overview)
+ALL: Final[tuple[ModuleType, ...]] = (entrance, overview, topics, topic, brokers)
 
 
 class MenuItem(NamedTuple):
@@ -20,7 +20,11 @@ class MenuItem(NamedTuple):
     key: str
 
 
-MENU: Final = (MenuItem("/", "Overview", "o"),)
+MENU: Final = (
+    MenuItem("/", "Overview", "o"),
+    MenuItem("/topics", "Topics", "t"),
+    MenuItem("/brokers", "Brokers", "b"),
+)
 
 
 def routes() -> list[Route]:

@@ -2,8 +2,6 @@
 // Nothing here writes HTML: what comes from a cluster is put into pages as text only.
 "use strict";
 
-const reduced = (text, length) => (text.length > length ? text.slice(0, length) + "…" : text);
-
 // --- times ------------------------------------------------------------------------------------------------------------
 
 function showTimes(root) {
@@ -28,8 +26,8 @@ function colour(name) {
 
 function shortNumber(value, unit) {
   if (value === null || value === undefined) return "–";
-  const units = unit === "bytes" ? ["B", "KB", "MB", "GB", "TB"] : ["", "k", "M", "G", "T"];
-  const base = unit === "bytes" ? 1024 : 1000;
+  const units = unit === "bytes" ? ["B", "kB", "MB", "GB", "TB"] : ["", "k", "M", "G", "T"];
+  const base = 1000;
   let index = 0;
   while (Math.abs(value) >= base && index < units.length - 1) { value /= base; index += 1; }
   const digits = index === 0 && Number.isInteger(value) ? 0 : 1;
@@ -113,6 +111,18 @@ function lookAgain(root) {
   setTimeout(look, Number(failed.dataset.lookAgain));
 }
 
+// A page with [data-reload] shows work under way: it is loaded again while nobody types or selects something there.
+
+function reloadLater(root) {
+  const element = root.querySelector("[data-reload]");
+  if (!element || element.dataset.reloading) return;
+  element.dataset.reloading = "yes";
+  setInterval(() => {
+    const busy = document.activeElement?.matches("input, textarea, select") || document.querySelector("dialog[open]");
+    if (!busy && !document.hidden && String(getSelection()) === "") location.reload();
+  }, Number(element.dataset.reload));
+}
+
 // --- clicks and keys ---------------------------------------------------------------------------------------------------
 
 document.addEventListener("click", (event) => {
@@ -120,6 +130,7 @@ document.addEventListener("click", (event) => {
   if (!button) return;
   if (button.dataset.confirm && !window.confirm(button.dataset.confirm)) event.preventDefault();
   if (button.dataset.opens) document.getElementById(button.dataset.opens)?.showModal();
+  if (button.dataset.closes) document.getElementById(button.dataset.closes)?.close();
   if (button.dataset.toggles) {
     const open = document.getElementById(button.dataset.toggles).classList.toggle("open");
     button.setAttribute("aria-expanded", String(open));
@@ -156,6 +167,7 @@ function awaken(root) {
   showCharts(root);
   openStreams(root);
   lookAgain(root);
+  reloadLater(root);
 }
 document.addEventListener("DOMContentLoaded", () => awaken(document));
 document.addEventListener("htmx:afterSwap", (event) => awaken(event.detail.elt.parentElement ?? document));
