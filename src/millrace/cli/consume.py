@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from millrace.admin.times import parse_time_ms
 from millrace.cli.choices import at_most_one, exclude, reading_settings
 from millrace.cli.consume_bounds import End, Selection, Start, begin_offsets, find_partitions
 from millrace.cli.consume_printing import Limits, Printer, render_json, show_progress
 from millrace.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Client, name_values
 from millrace.cli.output import CommandError, print_remark
 from millrace.cli.template import ReceivedRecord, compile_template, unescape
-from millrace.cli.times import parse_time_ms
 from millrace.clock import SystemClock
 
 if TYPE_CHECKING:

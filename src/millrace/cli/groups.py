@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from millrace.admin.times import parse_time_ms
 from millrace.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Client, Json, Yes, confirm, name_values
 from millrace.cli.output import CommandError, Sum, count_text, print_error, print_json, print_remark, print_table
-from millrace.cli.times import parse_time_ms
 from millrace.clock import SystemClock
 
 if TYPE_CHECKING:

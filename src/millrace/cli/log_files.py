@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from millrace.admin.times import iso_utc
 from millrace.cli import profiles
 from millrace.cli.jsonrecords import bytes_to_json
 from millrace.cli.output import HIDDEN, CommandError
-from millrace.cli.times import iso_utc
 from millrace.cli.transaction_log import describe_transaction_state
 from millrace.errors import ApiError, ProtocolError
 from millrace.metadata import embedded

@@ -17,6 +17,7 @@ from typing import Annotated, Final
 
 import typer
 
+from millrace.admin.times import parse_time_ms
 from millrace.cli.choices import exclude, sending_settings
 from millrace.cli.delivery import Delivery, TopicRules, failure_texts, read_rules
 from millrace.cli.follow import Follower, Line, load_positions, save_positions
@@ -25,7 +26,6 @@ from millrace.cli.lines import Framing, LineReader, read_lines
 from millrace.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Client, name_values
 from millrace.cli.output import CommandError, count_text, print_error, print_json, print_remark, size_text
 from millrace.cli.template import unescape
-from millrace.cli.times import parse_time_ms
 from millrace.clock import SystemClock
 
 EPILOG: Final = (

@@ -15,11 +15,11 @@ from millrace.admin import queues as admin_queues
 from millrace.admin.errors import AdminError
 from millrace.admin.groups import GroupView, Target
 from millrace.admin.queues import DEAD_LETTERS, DELIVERY_LIMIT, Position, QueuePartition
+from millrace.admin.times import parse_time_ms
 from millrace.admin.topics import chosen_partitions
 from millrace.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Client, Json, Yes, confirm, name_values
 from millrace.cli.output import CommandError, print_error, print_json, print_remark, print_table
 from millrace.cli.queue_consume import open_client
-from millrace.cli.times import parse_time_ms
 from millrace.clock import SystemClock
 from millrace.errors import ApiError
 

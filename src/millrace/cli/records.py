@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from millrace.admin.times import parse_time_ms
 from millrace.cli.choices import at_most_one
 from millrace.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Client, Json, Yes, confirm, name_values
 from millrace.cli.output import CommandError, count_text, print_error, print_json, print_remark, print_table
-from millrace.cli.times import parse_time_ms
 from millrace.cli.topics import offset_bounds
 from millrace.clock import SystemClock
 

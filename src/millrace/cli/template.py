@@ -12,8 +12,8 @@ from collections.abc import Callable
 from string import Formatter
 from typing import Final, NamedTuple
 
+from millrace.admin.times import iso_utc
 from millrace.cli.output import CommandError
-from millrace.cli.times import iso_utc
 
 _ESCAPE: Final = re.compile(r"\\([ntr0\\])")
 _ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "\\": "\\"}

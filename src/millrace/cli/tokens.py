@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from millrace.admin.times import duration_text, iso_utc, parse_duration_ms
 from millrace.admin.tokens import (
     AT_ONCE,
     BY_SERVER,
@@ -28,7 +29,6 @@ from millrace.admin.tokens import (
 from millrace.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Client, Json, Yes, confirm, name_values
 from millrace.cli.output import print_json, print_remark, print_table
 from millrace.cli.queue_consume import open_client
-from millrace.cli.times import duration_text, iso_utc, parse_duration_ms
 from millrace.clock import SystemClock
 
 app = typer.Typer(

@@ -8,8 +8,8 @@ from __future__ import annotations
 import struct
 from typing import Any, Final
 
+from millrace.admin.times import iso_utc
 from millrace.admin.transactions import STATE_NAMES
-from millrace.cli.times import iso_utc
 from millrace.errors import ProtocolError
 from millrace.transactions.records import TransactionLogKey, TransactionLogValue
 from millrace.wire.codec import decode

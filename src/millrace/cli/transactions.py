@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from millrace.admin.errors import AdminError
+from millrace.admin.times import duration_text, iso_utc, parse_duration_ms
 from millrace.admin.topics import require_topic
 from millrace.admin.transactions import (
     STATES,
@@ -31,7 +32,6 @@ from millrace.admin.transactions import (
 from millrace.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Client, Json, Yes, confirm, name_values
 from millrace.cli.output import CommandError, print_error, print_json, print_table
 from millrace.cli.queue_consume import open_client
-from millrace.cli.times import duration_text, iso_utc, parse_duration_ms
 from millrace.client.cluster import ClusterClient
 from millrace.clock import SystemClock
 from millrace.errors import ApiError

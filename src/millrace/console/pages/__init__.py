@@ -7,9 +7,9 @@ from typing import Final, NamedTuple
 
 from starlette.routing import Route
 
-from millrace.console.pages import brokers, entrance, overview, topic, topics
+from millrace.console.pages import brokers, entrance, groups, overview, topic, topics
 
-ALL: Final[tuple[ModuleType, ...]] = (entrance, overview, topics, topic, brokers)
+ALL: Final[tuple[ModuleType, ...]] = (entrance, overview, topics, topic, groups, brokers)
 
 
 class MenuItem(NamedTuple):
@@ -23,6 +23,7 @@ class MenuItem(NamedTuple):
 MENU: Final = (
     MenuItem("/", "Overview", "o"),
     MenuItem("/topics", "Topics", "t"),
+    MenuItem("/groups", "Groups", "g"),
     MenuItem("/brokers", "Brokers", "b"),
 )
 

@@ -6,7 +6,7 @@ import re
 from datetime import UTC, datetime
 from typing import Final
 
-from millrace.cli.output import CommandError
+from millrace.admin.errors import AdminError
 
 _UNIT_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _DURATION: Final = r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)[a-z]*"
@@ -26,8 +26,8 @@ def parse_time_ms(text: str, *, now_ms: int) -> int:
     try:
         moment = datetime.fromisoformat(text.strip())
     except ValueError:
-        raise CommandError(
-            f"'{text}' is no time: use 2026-05-01T12:00, milliseconds since 1970, 'now' or '1h ago'", exit_code=2
+        raise AdminError(
+            f"'{text}' is no time: use 2026-05-01T12:00, milliseconds since 1970, 'now' or '1h ago'", mistake=True
         ) from None
     return round(moment.timestamp() * 1000)
 
@@ -36,7 +36,7 @@ def parse_duration_ms(text: str) -> int:
     """Milliseconds from `90s`, `15m` or `2 hours`."""
     lasting = _LASTING.match(text)
     if lasting is None:
-        raise CommandError(f"'{text}' is no duration: use 500ms, 90s, 15m, 2h or 1d", exit_code=2)
+        raise AdminError(f"'{text}' is no duration: use 500ms, 90s, 15m, 2h or 1d", mistake=True)
     return _duration_ms(lasting)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from millrace.cli.output import CommandError
-from millrace.cli.times import duration_text, iso_utc, parse_duration_ms, parse_time_ms
+from millrace.admin.errors import AdminError
+from millrace.admin.times import duration_text, iso_utc, parse_duration_ms, parse_time_ms
 
 NOW_MS = 1_700_000_000_000
 
@@ -33,7 +33,7 @@ def test_parses(text: str, expected_ms: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "yesterday", "1h", "ago", "-5", "1x ago", "2023-13-01"])
 def test_refuses(text: str) -> None:
-    with pytest.raises(CommandError, match="is no time") as caught:
+    with pytest.raises(AdminError, match="is no time") as caught:
         parse_time_ms(text, now_ms=NOW_MS)
     assert caught.value.exit_code == 2
 
@@ -52,7 +52,7 @@ def test_durations(text: str, expected_ms: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "soon", "15", "-1m", "1h ago"])
 def test_no_durations(text: str) -> None:
-    with pytest.raises(CommandError, match="is no duration"):
+    with pytest.raises(AdminError, match="is no duration"):
         parse_duration_ms(text)
 
 
