@@ -1,0 +1,1 @@
+"""The web console: a client like any other, in a process of its own, for this broker or any Kafka."""
