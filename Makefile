@@ -15,7 +15,7 @@ SPARK := $(VENV)/.spark-installed
 DEV  := $(VENV)/.dev-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-pages test-cluster faults check format test-jvm bench bench-spark bench-cluster bench-queues bench-security bench-check fuzz docs clean
+.PHONY: help demo test test-pages test-console test-cluster faults check format test-jvm bench bench-spark bench-cluster bench-queues bench-security bench-check fuzz docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -26,10 +26,13 @@ demo: $(SPARK) ## the whole system at work for a minute, checked at the end; ARG
 # A test that exceeds its time limit takes its process with it. pytest-xdist 3.8.0 may wait for ever after it has replaced
 # that process (its issue 1378), so it does not: the run ends with the test's name.
 test: $(DEV) ## every test that needs Python only; ARGS="tests/unit -k recovery"
-	$(PYTEST) -m "not cluster and not pages" -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations=10 $(ARGS)
+	$(PYTEST) -m "not cluster and not pages and not browser" -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations=10 $(ARGS)
 
 test-pages: $(DEV) ## README and docs, every command and program run; the package built, installed and used
 	$(PYTEST) -m pages tests/pages -n 0 -rA --durations=10 $(ARGS)
+
+test-console: $(DEV) ## the console in a real browser, Debian's chromium or MILLRACE_CHROMIUM (skipped, with the reason, without one)
+	$(PYTEST) -m browser tests/console -n 0 -rs --durations=10 $(ARGS)
 
 test-cluster: $(DEV) ## brokers, and Spark's processes, killed, paused, cut off and restarted while records flow, in short rounds
 	$(PYTEST) -m cluster tests/cluster tests/spark -n 0 --durations=10 $(ARGS)

@@ -318,7 +318,7 @@ class Broker:
             clock=self.clock,
         )
 
-    # ------------------------------------------------------------------------------------------------------- listeners
+    # --- listeners ----------------------------------------------------------------------------------------------------
 
     async def _make_listeners(self, services: Services, limits: ConnectionLimits, derivation: KeyDerivation) -> None:
         config = self.config
@@ -390,7 +390,7 @@ class Broker:
             for listener in sorted(self.config.listeners, key=lambda listener: listener.name != own)
         ]
 
-    # ------------------------------------------------------------------------------------------------------ background
+    # --- background ---------------------------------------------------------------------------------------------------
 
     async def _keep_retention(self, replicas: Replicas) -> None:
         """Let go of what retention no longer wants, a partition at a time so that the loop stays free."""

@@ -16,9 +16,9 @@ from millrace.cluster.peers import Peers
 from millrace.config import BrokerConfig, group_value, topic_value
 from millrace.errors import ApiError, ErrorCode
 from millrace.groups.coordinator import GroupCoordinator
-from millrace.groups.modern.groups import Surroundings
+from millrace.groups.modern.groups import GroupDependencies
 from millrace.groups.settings import GroupSettings, GroupTimes
-from millrace.groups.share.groups import ShareSurroundings
+from millrace.groups.share.groups import ShareGroupDependencies
 from millrace.handlers.context import Services
 from millrace.handlers.markers import write_markers
 from millrace.metadata.deltas import ResourceType
@@ -141,7 +141,7 @@ class Coordinators:
             self.queues.stop,
         )
 
-    # ------------------------------------------------------------------------------------------------------- the parts
+    # --- the parts ----------------------------------------------------------------------------------------------------
 
     def _state_topic(self, name: str, partitions_setting: str) -> StateTopic:
         def partition_count() -> int:
@@ -161,10 +161,10 @@ class Coordinators:
             clock=self._clock,
             settings=GroupSettings.from_config(config),
             state_topic=self._state_topic(CONSUMER_OFFSETS_TOPIC, "offsets.topic.num.partitions"),
-            surroundings=Surroundings(
+            dependencies=GroupDependencies(
                 image=lambda: controller.image, times=lambda group_id: times(group_id, "consumer")
             ),
-            share=ShareSurroundings(
+            share=ShareGroupDependencies(
                 image=lambda: controller.image,
                 times=lambda group_id: times(group_id, "share"),
                 coordinators=_ShareCoordinators(self.persister),

@@ -14,7 +14,7 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from clients.adapters.confluent import Confluent
 from clients.adapters.kafka_python import KafkaPython
 from millrace.errors import ErrorCode
-from millrace.handlers import settling
+from millrace.handlers import flush_waits
 from millrace.storage.files import Files
 from millrace.testing import Cluster
 from millrace.wire.keys import ApiKey
@@ -107,7 +107,7 @@ def test_what_was_acknowledged_can_be_deleted(slow: Cluster, disk: threading.Eve
 def test_a_disk_that_takes_too_long_is_not_waited_for(
     slow: Cluster, disk: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(settling, "SETTLING_S", 0.1)
+    monkeypatch.setattr(flush_waits, "FLUSH_WAIT_S", 0.1)
     with connect(slow) as client:
         client.produce("t", batch(), acks=1)
         unknown = (ErrorCode.OFFSET_NOT_AVAILABLE, -1)

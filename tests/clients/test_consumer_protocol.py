@@ -135,14 +135,14 @@ def everyone() -> Iterator[list[Member]]:
 def shared_out(members: list[Member], partitions: int = PARTITIONS) -> None:
     """Wait until every partition has one owner, and nobody has two more than another."""
 
-    def settled() -> bool:
+    def all_assigned() -> bool:
         for member in members:
             member.check()
         assigned = [partition for member in members for partition in member.assigned]
         shares = [len(member.assigned) for member in members]
         return len(assigned) == len(set(assigned)) == partitions and max(shares) - min(shares) <= 1
 
-    wait_for(settled, lambda: [(sorted(member.assigned), member.error) for member in members])
+    wait_for(all_assigned, lambda: [(sorted(member.assigned), member.error) for member in members])
 
 
 def test_members_share_and_a_rebalance_loses_nothing(

@@ -18,11 +18,11 @@ def shares(members: list[Member]) -> list[int]:
 def shared_out(members: list[Member], expected: list[int]) -> None:
     """Wait until every partition has exactly one owner and the shares are as expected."""
 
-    def settled() -> bool:
+    def all_assigned() -> bool:
         assigned = [partition for member in members for partition in member.assigned]
         return len(assigned) == len(set(assigned)) == PARTITIONS and shares(members) == expected
 
-    wait_for(settled, lambda: [(sorted(member.assigned), member.error) for member in members])
+    wait_for(all_assigned, lambda: [(sorted(member.assigned), member.error) for member in members])
 
 
 def test_three_members_and_a_rebalance_lose_nothing(

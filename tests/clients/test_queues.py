@@ -13,7 +13,7 @@ import pytest
 from confluent_kafka import AcknowledgeType, Message, Producer, ShareConsumer
 
 from clients.members import wait_for
-from millrace.cli.group_views import describe_group
+from millrace.admin.groups import describe_group
 from millrace.client.cluster import ClusterClient
 from millrace.client.settings import ClientSettings
 from millrace.errors import ApiError
@@ -31,10 +31,10 @@ QUICK = {
 }
 
 Share = Callable[..., ShareConsumer]
-Place = tuple[int, int]
+RecordPosition = tuple[int, int]
 
 
-def place(message: Message) -> Place:
+def position(message: Message) -> RecordPosition:
     return message.partition() or 0, message.offset() or 0
 
 
@@ -135,7 +135,7 @@ def test_accepted_records_never_come_again(
     topic, group, values = filled
     consumer = share(cluster.bootstrap_servers, group, topic, **EXPLICIT)
     taken = take_explicitly(consumer, len(values), AcknowledgeType.ACCEPT)
-    assert len({place(message) for message in taken}) == len(taken) == len(values)
+    assert len({position(message) for message in taken}) == len(taken) == len(values)
     consumer.close()
     produce(cluster.bootstrap_servers, topic, [b"new"])
     (only,) = take(share(cluster.bootstrap_servers, group, topic), 1)
@@ -152,8 +152,8 @@ def test_released_records_come_again_and_count(
     acknowledge(consumer, first, AcknowledgeType.RELEASE)
     taken = take_explicitly(consumer, len(values), AcknowledgeType.ACCEPT)
     assert sorted(message.value() or b"" for message in taken) == sorted(values)
-    counts = {place(message): message.delivery_count() for message in taken}
-    released = {place(message) for message in first}
+    counts = {position(message): message.delivery_count() for message in taken}
+    released = {position(message) for message in first}
     assert {counts[each] for each in released} == {2}
     assert {count for each, count in counts.items() if each not in released} <= {1}
 
@@ -182,8 +182,8 @@ def test_what_a_consumer_leaves_goes_to_the_next(
 class Worker:
     """A share consumer on a thread, as an application has it: poll, note, accept or let go of, commit."""
 
-    def __init__(self, consumer: ShareConsumer, holders: dict[Place, str], name: str) -> None:
-        self.accepted: list[Place] = []
+    def __init__(self, consumer: ShareConsumer, holders: dict[RecordPosition, str], name: str) -> None:
+        self.accepted: list[RecordPosition] = []
         self.clashes: list[object] = []
         self.error: BaseException | None = None
         self._consumer = consumer
@@ -199,22 +199,22 @@ class Worker:
             while not self._stopping.is_set():
                 messages = good(self._consumer.poll(0.2))
                 for message in messages:
-                    other = self._holders.setdefault(place(message), self._name)
+                    other = self._holders.setdefault(position(message), self._name)
                     if other != self._name:
-                        self.clashes.append((place(message), other, self._name))
+                        self.clashes.append((position(message), other, self._name))
                 kinds = [
                     AcknowledgeType.RELEASE if next(self._numbers) % 7 == 0 else AcknowledgeType.ACCEPT
                     for _ in messages
                 ]
                 for message in messages:  # it is let go of from here on, and somebody else may have it
-                    del self._holders[place(message)]
+                    del self._holders[position(message)]
                 for message, kind in zip(messages, kinds, strict=True):
                     self._consumer.acknowledge(message, kind)
                 if messages:
                     errors = [error for error in self._consumer.commit_sync(20).values() if error is not None]
                     assert errors == []
                     self.accepted += [
-                        place(message)
+                        position(message)
                         for message, kind in zip(messages, kinds, strict=True)
                         if kind is AcknowledgeType.ACCEPT
                     ]
@@ -253,7 +253,7 @@ def test_several_consumers_never_hold_the_same_record(
     topic, group = fresh("queue"), fresh("queue-group")
     cluster.create_topic(topic, PARTITIONS)
     set_group_configs(cluster.bootstrap_servers, group, {"share.delivery.count.limit": "10"})
-    holders: dict[Place, str] = {}
+    holders: dict[RecordPosition, str] = {}
     workers = [
         Worker(share(cluster.bootstrap_servers, group, topic, **EXPLICIT), holders, f"worker {number}")
         for number in range(4)

@@ -324,10 +324,10 @@ def shared_out(first: Reader, second: Reader) -> None:
     """
     members = (first, second)
     shares: list[set[Partition]] = [set(), set()]
-    settled = threading.Event()
+    answered = threading.Event()
 
     def poll(number: int) -> None:
-        while not settled.is_set():
+        while not answered.is_set():
             members[number].poll(POLL_S)
             shares[number] = members[number].assignment()
 
@@ -339,7 +339,7 @@ def shared_out(first: Reader, second: Reader) -> None:
                 lambda: shares,
             )
         finally:
-            settled.set()
+            answered.set()
         for each in polling:
             each.result()
 

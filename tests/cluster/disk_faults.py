@@ -154,7 +154,7 @@ def replicas_by_disk(stage: Stage, broker_id: int, disk: Path) -> tuple[list[int
 def wait_in_sync(stage: Stage, broker_id: int, *, there: Sequence[int], away: Sequence[int]) -> None:
     """Wait until a broker is in the ISR of some partitions and not in that of others, as all brokers see it."""
 
-    def settled() -> bool | None:
+    def as_expected() -> bool | None:
         views = stage.cluster.views(stage.topic)
         isrs = [{index: each.isr for index, each in view.partitions.items()} for view in views]
         if len(isrs) < 2 or any(len(isr) < stage.clients.partitions for isr in isrs):
@@ -162,7 +162,7 @@ def wait_in_sync(stage: Stage, broker_id: int, *, there: Sequence[int], away: Se
         here = all(broker_id in isr[index] for isr in isrs for index in there)
         return (here and not any(broker_id in isr[index] for isr in isrs for index in away)) or None
 
-    wait_for(settled, _NOTICED_S, f"broker {broker_id} is not in sync in {there} and away in {away}", pause_s=0.1)
+    wait_for(as_expected, _NOTICED_S, f"broker {broker_id} is not in sync in {there} and away in {away}", pause_s=0.1)
     stage.mark(f"{broker_id} is in sync in partitions {there}, away in {away}")
 
 

@@ -26,7 +26,7 @@ RUNS: Final = 5
 KILL_BAR_S: Final = 1.5
 RESTART_BAR_S: Final = 0.5
 SCALE: Final = Scale(acked=0, bounces=1, rate=200, session_timeout_ms=6000, outage_s=0, producers=1)
-_SETTLED: Final = 400
+_STEADY_RECORDS: Final = 400
 """Acknowledgements before and after each event: two seconds' worth."""
 
 
@@ -38,7 +38,7 @@ def writing(cluster: ClusterProcesses, topic: str) -> Iterator[Clients]:
             cluster.client_settings, topic, SCALE, Path(directory), partitions=1, consumers=0, client_defaults=True
         ) as clients,
     ):
-        clients.wait_acked(_SETTLED)
+        clients.wait_acked(_STEADY_RECORDS)
         yield clients
 
 
@@ -57,7 +57,7 @@ def kill_gap_s(cluster: ClusterProcesses, number: int) -> float:
         since = time.monotonic_ns()
         leader = cluster.leader(topic, 0)
         cluster.kill(leader)
-        clients.wait_more_acked(_SETTLED)
+        clients.wait_more_acked(_STEADY_RECORDS)
         until = time.monotonic_ns()
         clients.stop()
         gap = longest_gap_s(read_histories(clients.histories()), since, until)
@@ -77,7 +77,7 @@ def restart_gaps_s(cluster: ClusterProcesses) -> list[float]:
             broker.terminate()
             cluster.start_brokers([broker_id])
             cluster.wait_whole(topic, 30)
-            clients.wait_more_acked(_SETTLED // 4)
+            clients.wait_more_acked(_STEADY_RECORDS // 4)
             spans.append((since, time.monotonic_ns()))
         clients.stop()
         events = read_histories(clients.histories())

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Final
 
 from cluster.rounds import TROUBLE, Clients, Fault, Result, Scale, Stage, create_topic, disturb, high_watermarks, judge
-from millrace.cli.group_views import GroupView, describe_group
+from millrace.admin.groups import GroupView, describe_group
 from millrace.client.cluster import ClusterClient
 from millrace.client.settings import ClientSettings
 from millrace.errors import ApiError

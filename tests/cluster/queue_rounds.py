@@ -16,7 +16,7 @@ from typing import Final
 
 from cluster.group_rounds import GroupClients, GroupScale, GroupStage
 from cluster.rounds import TROUBLE, Fault, Result, Scale, create_topic, disturb, high_watermarks, judge
-from millrace.cli.queues import Position, positions_of
+from millrace.admin.queues import Position, positions_of
 from millrace.errors import ApiError
 from millrace.model import TopicPartition
 from support.checker_queues import check_queue

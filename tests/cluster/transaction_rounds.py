@@ -42,7 +42,7 @@ from cluster.workload import key_of
 from millrace.client.cluster import ClusterClient
 from millrace.client.settings import ClientSettings
 from millrace.errors import ApiError
-from millrace.model import TopicPartition as Place
+from millrace.model import TopicPartition as ModelPartition
 from support.checker import Report
 from support.checker_transactions import check_balances, check_copy, check_transactions
 from support.cluster_processes import ClusterProcesses, wait_for
@@ -196,7 +196,7 @@ class TransactionClients(Clients):
 
         def everything() -> bool | None:
             try:
-                at = cluster.committed_offsets(self.group, [Place(self.second, index) for index in ends])
+                at = cluster.committed_offsets(self.group, [ModelPartition(self.second, index) for index in ends])
             except ApiError:
                 return None
             seen.update({place.partition: offset for place, offset in at.items()})

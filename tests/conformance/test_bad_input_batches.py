@@ -222,7 +222,7 @@ def test_sequences_of_a_producer(broker: WatchedBroker) -> None:
         assert client.produce(PLAIN, numbered(1, epoch=0)).error_code in {E.INVALID_PRODUCER_EPOCH, E.PRODUCER_FENCED}
 
 
-# ------------------------------------------------------------------------------------------------- inside the batch
+# --- inside the batch -------------------------------------------------------------------------------------------------
 
 
 def record(

@@ -63,7 +63,7 @@ def broker() -> Iterator[WatchedBroker]:
         yield running
 
 
-# ------------------------------------------------------------------------------------------ bytes that are no request
+# --- bytes that are no request ----------------------------------------------------------------------------------------
 
 
 def int16(value: int) -> bytes:
@@ -271,7 +271,7 @@ def test_cve_2026_111108_a_flood_of_small_elements_stays_small(broker: WatchedBr
         client.socket.recv(1)  # an answer or the end of the connection
 
 
-# --------------------------------------------------------------------------------- requests that cannot be granted
+# --- requests that cannot be granted ----------------------------------------------------------------------------------
 
 
 def produce_to(*partitions: int, topic: str = TOPIC, acks: int = -1, timeout_ms: int = 5000) -> ProduceRequest:

@@ -264,7 +264,7 @@ def test_pipelined_long_polls_are_bounded(broker: WatchedBroker) -> None:
             assert client.produce("quiet", batch()).error_code == 0
 
 
-# ------------------------------------------------------------------------------- the slow and the silent, with a clock
+# --- the slow and the silent, with a clock ----------------------------------------------------------------------------
 
 
 def closed_within(client: RawClient, within_s: float) -> float:

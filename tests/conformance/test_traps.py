@@ -63,7 +63,7 @@ def now_ms() -> int:
     return int(time.time() * 1000)
 
 
-# ------------------------------------------------------------------------------------------------------------- reading
+# --- reading ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("offset", [3, 4, 5])
@@ -181,7 +181,7 @@ def test_a_waiting_fetch_wakes_at_the_first_byte(broker: WatchedBroker, client: 
         assert b"now" in bytes(response.responses[0].partitions[0].records)
 
 
-# ------------------------------------------------------------------------------------------------------------- topics
+# --- topics -----------------------------------------------------------------------------------------------------------
 
 
 def test_metadata_makes_an_unknown_topic_only_when_allowed(client: RawClient) -> None:
@@ -250,7 +250,7 @@ def test_a_record_without_key_on_a_compacted_topic(client: RawClient) -> None:
     assert client.fetch(name, 0).high_watermark == 1
 
 
-# ------------------------------------------------------------------------------------------------------------ settings
+# --- settings ---------------------------------------------------------------------------------------------------------
 
 
 def alter(client: RawClient, topic: str, *changes: tuple[str, int, str | None]) -> set[ErrorCode]:
@@ -355,7 +355,7 @@ def test_broker_settings_are_described(client: RawClient) -> None:
     assert not entries["message.max.bytes"].read_only
 
 
-# ------------------------------------------------------------------------------------------------------------ producers
+# --- producers --------------------------------------------------------------------------------------------------------
 
 
 def test_a_transaction_timeout_is_checked(client: RawClient) -> None:
@@ -417,7 +417,7 @@ def test_what_is_fetched_is_what_was_sent(client: RawClient, topic: str) -> None
     assert read_header(fetched).base_offset == 1
 
 
-# --------------------------------------------------------------------------------------------------------- ApiVersions
+# --- ApiVersions ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("version", [5, 42, 32767])
@@ -442,7 +442,7 @@ def test_the_header_of_an_api_versions_answer_is_always_v0(client: RawClient, ve
     assert listed[ApiKey.PRODUCE][0] == 0
 
 
-# -------------------------------------------------------------------------------------------------------------- groups
+# --- groups -----------------------------------------------------------------------------------------------------------
 
 
 def test_metadata_of_a_commit_comes_back_unchanged(client: RawClient, topic: str) -> None:
@@ -559,7 +559,7 @@ def test_concurrent_rebalances_never_disown_a_living_member(broker: WatchedBroke
     assert len({member.member_id for member in members}) == len(members)
 
 
-# ------------------------------------------------------------------------------------------------------ fetch sessions
+# --- fetch sessions ---------------------------------------------------------------------------------------------------
 
 
 def session_fetch(

@@ -12,7 +12,7 @@ import pytest
 
 from millrace.wire.codec import decode, encode
 from millrace.wire.keys import FLEXIBLE_FROM, ApiKey
-from millrace.wire.messages import PLACES, request_class, response_class
+from millrace.wire.messages import DECLARATIONS, request_class, response_class
 from millrace.wire.schema import Array, Blob, Field, Fixed, Message, Nested, Request, Struct, StructMeta, Text
 from support.values import Values, declared_messages, reference_encode
 
@@ -32,9 +32,9 @@ VERSIONS = {
 
 
 def test_versions_are_kafka_4_3() -> None:
-    declared = {int(key): (request_class(key).min_version, request_class(key).max_version) for key in PLACES}
+    declared = {int(key): (request_class(key).min_version, request_class(key).max_version) for key in DECLARATIONS}
     assert declared == VERSIONS
-    for key in PLACES:
+    for key in DECLARATIONS:
         response = response_class(key)
         assert (response.min_version, response.max_version) == VERSIONS[key]
         assert request_class(key).api_key is response.api_key is key
@@ -46,7 +46,7 @@ def test_header_table_agrees_with_the_declarations() -> None:
 
 
 def test_api_key_names_follow_the_messages() -> None:
-    for key, place in PLACES.items():
+    for key, place in DECLARATIONS.items():
         assert key.name.replace("_", "") == place.name.upper()
     assert ApiKey(18).name == "API_VERSIONS"
 
@@ -113,6 +113,6 @@ def test_defaults_can_be_sent_at_every_version(cls: type[Message]) -> None:
 
 
 def test_requests_are_requests() -> None:
-    assert all(issubclass(request_class(key), Request) for key in PLACES)
-    assert all(request_class(key).declaration.is_request for key in PLACES)
-    assert not any(response_class(key).declaration.is_request for key in PLACES)
+    assert all(issubclass(request_class(key), Request) for key in DECLARATIONS)
+    assert all(request_class(key).declaration.is_request for key in DECLARATIONS)
+    assert not any(response_class(key).declaration.is_request for key in DECLARATIONS)

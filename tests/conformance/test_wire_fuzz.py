@@ -24,7 +24,7 @@ from millrace.wire.frame import (
     encode_response,
     read_request_header,
 )
-from millrace.wire.messages import PLACES, request_class, response_class
+from millrace.wire.messages import DECLARATIONS, request_class, response_class
 from millrace.wire.messages.consumer_protocol import ConsumerProtocolAssignment, ConsumerProtocolSubscription
 from millrace.wire.schema import Data
 from support.streams import feed
@@ -110,7 +110,7 @@ def test_decoder_survives(cls: type[Data]) -> None:
 
 def test_request_header_survives() -> None:
     rng = random.Random(SEED)
-    keys = list(PLACES)
+    keys = list(DECLARATIONS)
     for _ in budget(len(TARGETS)):
         key = rng.choice(keys)
         version = rng.randint(request_class(key).min_version, request_class(key).max_version)
@@ -126,7 +126,7 @@ def test_request_header_survives() -> None:
 
 def test_response_reader_survives() -> None:
     rng = random.Random(SEED)
-    keys = list(PLACES)
+    keys = list(DECLARATIONS)
     for _ in budget(len(TARGETS)):
         cls = response_class(rng.choice(keys))
         version = rng.randint(cls.min_version, cls.max_version)

@@ -19,11 +19,11 @@ from millrace.wire.frame import (
     response_header_version,
 )
 from millrace.wire.keys import ApiKey
-from millrace.wire.messages import PLACES, request_class, response_class
+from millrace.wire.messages import DECLARATIONS, request_class, response_class
 
 EVERY_VERSION = [
     (key, version)
-    for key in PLACES
+    for key in DECLARATIONS
     if key is not ApiKey.GET_REPLICA_LOG_INFO  # newer than kio
     for version in range(request_class(key).min_version, request_class(key).max_version + 1)
 ]

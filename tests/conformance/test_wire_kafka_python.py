@@ -11,7 +11,7 @@ import pytest
 
 from millrace.wire.codec import decode, encode
 from millrace.wire.keys import ApiKey
-from millrace.wire.messages import PLACES
+from millrace.wire.messages import DECLARATIONS
 from millrace.wire.messages.api_versions import ApiVersionsResponse
 from millrace.wire.schema import Array, Message, Nested, Struct
 from support.values import Values, declared_messages, declared_versions
@@ -138,7 +138,7 @@ def test_message_agrees_with_kafka_python_at_every_version(cls: type[Message]) -
 
 
 def test_what_kafka_python_lacks_is_known() -> None:
-    missing_keys = {key for key, place in PLACES.items() if f"{place.name}Request" not in CLASSES}
+    missing_keys = {key for key, place in DECLARATIONS.items() if f"{place.name}Request" not in CLASSES}
     assert missing_keys == EXPECTED_MISSING_KEYS
     uncovered = {
         (cls.__name__, version)

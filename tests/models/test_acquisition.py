@@ -88,7 +88,7 @@ class Acquisition(RuleBasedStateMachine):
         self.now_ms = 0
         self.produce([(4, 0), (3, 0)], True)
 
-    # ------------------------------------------------------------------------------------------------------------- log
+    # --- log ----------------------------------------------------------------------------------------------------------
 
     @rule(
         sizes=st.lists(st.tuples(st.integers(1, 6), st.sampled_from([0, 0, 0, 2])), min_size=1, max_size=4),
@@ -112,7 +112,7 @@ class Acquisition(RuleBasedStateMachine):
             if offset < self.log_start:
                 record.is_copied = True  # nobody can any more
 
-    # -------------------------------------------------------------------------------------------------------- consuming
+    # --- consuming ----------------------------------------------------------------------------------------------------
 
     @rule(
         member=st.sampled_from(MEMBERS),
@@ -181,7 +181,7 @@ class Acquisition(RuleBasedStateMachine):
                 self.records[offset].pending = self.pending[-1]
                 self.records[offset].told = kinds[offset]
         if data.draw(st.booleans()):
-            self.settle_one(self.pending.pop(), "stored")
+            self.finish_one(self.pending.pop(), "stored")
 
     @precondition(lambda self: self.records)
     @rule(data=st.data(), member=st.sampled_from(MEMBERS), kind=st.sampled_from(list(AcknowledgeType)))
@@ -207,13 +207,13 @@ class Acquisition(RuleBasedStateMachine):
 
     @precondition(lambda self: self.pending)
     @rule(data=st.data(), fate=st.sampled_from(["stored", "stored", "stored", "lost", "unheard"]))
-    def settle(self, data: st.DataObject, fate: str) -> None:
-        self.settle_one(self.pending.pop(data.draw(st.integers(0, len(self.pending) - 1))), fate)
+    def finish(self, data: st.DataObject, fate: str) -> None:
+        self.finish_one(self.pending.pop(data.draw(st.integers(0, len(self.pending) - 1))), fate)
 
-    def settle_one(self, acknowledgement: Acknowledgement, fate: str) -> None:
+    def finish_one(self, acknowledgement: Acknowledgement, fate: str) -> None:
         if fate != "lost":
             self.write(acknowledgement.store)
-        changes = self.window.settle(acknowledgement, is_stored=fate == "stored", now_ms=self.now_ms)
+        changes = self.window.finish(acknowledgement, is_stored=fate == "stored", now_ms=self.now_ms)
         for record in self.records.values():
             if record.pending is acknowledgement:
                 record.pending = None
@@ -239,7 +239,7 @@ class Acquisition(RuleBasedStateMachine):
             case _ if is_over:
                 record.done = "dead" if self.limits.dead_letters else "archived"
 
-    # ------------------------------------------------------------------------------------------------------------ time
+    # --- time ---------------------------------------------------------------------------------------------------------
 
     @rule(milliseconds=st.sampled_from([1, 100, LOCK_MS // 2, LOCK_MS]))
     def wait(self, milliseconds: int) -> None:
@@ -288,7 +288,7 @@ class Acquisition(RuleBasedStateMachine):
                     assert record.is_copied, "archived before its letter was copied"
                 record.stored = max(record.stored, (batch.delivery_count, batch.state))
 
-    # -------------------------------------------------------------------------------------------------------- failover
+    # --- failover -----------------------------------------------------------------------------------------------------
 
     @rule()
     def fail_over(self) -> None:
@@ -333,9 +333,9 @@ class Acquisition(RuleBasedStateMachine):
             self.store.write(Write(0, self.epoch - 1, window.start_offset, chosen.store))
         assert caught.value.code is ErrorCode.FENCED_LEADER_EPOCH
         assert self.store.live == before
-        window.settle(chosen, is_stored=False, now_ms=self.now_ms)
+        window.finish(chosen, is_stored=False, now_ms=self.now_ms)
 
-    # ------------------------------------------------------------------------------------------------------ invariants
+    # --- invariants ---------------------------------------------------------------------------------------------------
 
     @invariant()
     def the_window_is_whole(self) -> None:
@@ -367,7 +367,7 @@ class Acquisition(RuleBasedStateMachine):
         if not hasattr(self, "window"):
             return
         while self.pending:
-            self.settle_one(self.pending.pop(), "stored")
+            self.finish_one(self.pending.pop(), "stored")
         assert self.store.replayed() == self.store.live, "a replay does not find what is live"
         for _ in range(len(self.records) * MAX_DELIVERIES + 20):
             self.wait(LOCK_MS * 4)
@@ -379,7 +379,7 @@ class Acquisition(RuleBasedStateMachine):
                     "a", [AcknowledgeBatch(each, each, [AcknowledgeType.ACCEPT]) for each in held], self.now_ms
                 )
                 self.write(accepted.store)
-                self.window.settle(accepted, is_stored=True, now_ms=self.now_ms)
+                self.window.finish(accepted, is_stored=True, now_ms=self.now_ms)
                 for offset in held:
                     self.records[offset].told = AcknowledgeType.ACCEPT
                     self.ends(self.records[offset])

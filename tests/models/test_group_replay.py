@@ -29,19 +29,19 @@ from millrace.groups.classic.effects import LeaveRequest, SyncRequest
 from millrace.groups.classic.group import ClassicGroup, GroupState
 from millrace.groups.classic.records import group_key
 from millrace.groups.coordinator import GroupCoordinator
-from millrace.groups.modern.groups import Surroundings
+from millrace.groups.modern.groups import GroupDependencies
 from millrace.groups.modern.protocol import ModernHeartbeat
 from millrace.groups.modern.target import flatten
 from millrace.groups.offsets.committed import OffsetToCommit
 from millrace.groups.offsets.group_offsets import GroupOffsets
-from millrace.groups.offsets.pending import PendingOffsets, Place
+from millrace.groups.offsets.pending import GroupPartition, PendingOffsets
 from millrace.groups.offsets.records import OffsetRecord
 from millrace.groups.records import read_record
 from millrace.groups.settings import GroupSettings, GroupTimes
 from millrace.groups.shard import GroupShard
-from millrace.groups.share.groups import ShareSurroundings
+from millrace.groups.share.groups import ShareGroupDependencies
 from millrace.groups.subscription import write_assignment
-from millrace.replication.state_topic import StateRecord, breathe
+from millrace.replication.state_topic import StateRecord, yield_to_loop
 from support.groups import RANGE, STICKY, join_request
 from support.modern_groups import image_of, state_of
 from support.state_topic import FakeTopic, LogBatch
@@ -57,7 +57,7 @@ SETTINGS = GroupSettings(
     offsets_retention_check_interval_ms=7_000,
 )
 
-SURROUNDINGS = Surroundings(image=lambda: IMAGE, times=lambda _: GroupTimes(assignment_interval_ms=0))
+DEPENDENCIES = GroupDependencies(image=lambda: IMAGE, times=lambda _: GroupTimes(assignment_interval_ms=0))
 
 
 @dataclass
@@ -70,7 +70,7 @@ class Committer:
     bumps_epoch: bool = False
 
     async def admit(self, topic: str, partition: int) -> None:
-        await breathe()
+        await yield_to_loop()
         if self.producer_id in self.world.ending:
             raise ApiError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
 
@@ -82,7 +82,7 @@ class World:
         self.clock = ManualClock()
         self.fake = FakeTopic()
         self.groups = GroupCoordinator(
-            clock=self.clock, settings=SETTINGS, state_topic=self.fake.topic, surroundings=SURROUNDINGS
+            clock=self.clock, settings=SETTINGS, state_topic=self.fake.topic, dependencies=DEPENDENCIES
         )
         self.newcomers = 0
         self.pending: list[asyncio.Future[Any]] = []
@@ -99,7 +99,7 @@ class World:
 
     async def rest(self) -> None:
         for _ in range(8):
-            await breathe()
+            await yield_to_loop()
 
     def spawn(self, work: Awaitable[object]) -> None:
         self.pending.append(asyncio.ensure_future(work))
@@ -325,8 +325,8 @@ class World:
             topic=self.fake.topic,
             settings=SETTINGS,
             clock=ManualClock(),
-            surroundings=SURROUNDINGS,
-            share=ShareSurroundings(),
+            dependencies=DEPENDENCIES,
+            share=ShareGroupDependencies(),
         )
 
     def replayed(self) -> GroupShard:
@@ -354,7 +354,7 @@ class World:
         assert live.offsets.pending._producers == replayed.offsets.pending._producers
         visible, pending = by_the_rules(self.committed_batches())
         assert visible == {
-            Place(group, topic, partition): committed.record_offset
+            GroupPartition(group, topic, partition): committed.record_offset
             for group in GROUPS
             for topic, partitions in live.offsets.of_group(group).items()
             for partition, committed in partitions.items()
@@ -406,15 +406,15 @@ class World:
             assert not isinstance(result, Exception) or isinstance(result, ApiError), result
 
 
-def by_the_rules(batches: list[LogBatch]) -> tuple[dict[Place, int], dict[tuple[int, Place], int]]:
+def by_the_rules(batches: list[LogBatch]) -> tuple[dict[GroupPartition, int], dict[tuple[int, GroupPartition], int]]:
     """Which records' offsets are visible, and which pending, by what the log says of them.
 
     Visible is the last record of a key that is in no transaction or in a committed one, unless it is a tombstone.
     Pending is the last one of each open transaction, unless a tombstone lies behind it.
     """
-    last: dict[Place, tuple[int, bool]] = {}
-    tombstones: dict[Place, int] = {}
-    pending: dict[tuple[int, Place], int] = {}
+    last: dict[GroupPartition, tuple[int, bool]] = {}
+    tombstones: dict[GroupPartition, int] = {}
+    pending: dict[tuple[int, GroupPartition], int] = {}
     for batch in batches:
         if batch.fate == "aborted" or batch.commits is not None:
             continue
@@ -422,7 +422,7 @@ def by_the_rules(batches: list[LogBatch]) -> tuple[dict[Place, int], dict[tuple[
             commit = read_record(record.key or b"", record.value, record.offset)
             if not isinstance(commit, OffsetRecord):
                 continue
-            place = Place(commit.group_id, commit.topic, commit.partition)
+            place = GroupPartition(commit.group_id, commit.topic, commit.partition)
             if batch.fate == "open":
                 pending[batch.producer_id, place] = record.offset
                 continue
@@ -435,7 +435,7 @@ def by_the_rules(batches: list[LogBatch]) -> tuple[dict[Place, int], dict[tuple[
     )
 
 
-def pending_of(shard: GroupShard) -> dict[tuple[int, Place], int]:
+def pending_of(shard: GroupShard) -> dict[tuple[int, GroupPartition], int]:
     return {
         (producer_id, place): committed.record_offset
         for producer_id, written in shard.offsets.pending._producers.items()
@@ -615,7 +615,7 @@ def test_a_history_of_transactions() -> None:
     asyncio.run(run([*TRANSACTIONS, *DELETIONS]))
 
 
-def _visible_at_once(self: GroupOffsets, _producer_id: int, place: Place, committed: Any) -> None:
+def _visible_at_once(self: GroupOffsets, _producer_id: int, place: GroupPartition, committed: Any) -> None:
     self._put(*place, committed)
 
 

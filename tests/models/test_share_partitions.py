@@ -24,7 +24,7 @@ from millrace.queues.records import ShareKey, Snapshot
 from millrace.queues.settings import QueueSettings
 from millrace.queues.state import Write
 from millrace.replication.partition import Partition
-from millrace.replication.state_topic import breathe
+from millrace.replication.state_topic import yield_to_loop
 from millrace.storage.files import Files
 from millrace.storage.log import Log
 from millrace.storage.recovery import LogState
@@ -125,7 +125,7 @@ class History:
                 (self.produce, self.fetch, self.fetch, self.answer, self.answer, self.wait, self.rare)
             )
             await step()
-            await settle()
+            await run_ready()
             self.check()
         await self.finish()
 
@@ -239,7 +239,7 @@ class History:
         end = self.partition.committed.offset
         for _ in range(200):
             self.clock.advance(LOCK_MS / 1000)
-            await settle()
+            await run_ready()
             assert self.leader is not None
             if self.leader._window.start_offset >= end:
                 break
@@ -253,7 +253,7 @@ class History:
         await self.old_leader_dies()
         assert self.leader is not None
         self.leader.close(ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER))
-        await settle()
+        await run_ready()
 
     async def answer_all(self) -> None:
         mine = {offset: AcknowledgeType.ACCEPT for offset, (name, _, _) in sorted(self.held.items()) if name == "a"}
@@ -261,7 +261,7 @@ class History:
         assert self.leader is not None
         if mine:
             saying = asyncio.ensure_future(self.say(self.leader, "a", mine))
-            await settle()
+            await run_ready()
             await saying
 
 
@@ -272,9 +272,9 @@ async def released(share: SharePartition, member: str) -> None:
         return
 
 
-async def settle() -> None:
+async def run_ready() -> None:
     for _ in range(8):
-        await breathe()
+        await yield_to_loop()
 
 
 @pytest.mark.parametrize("seed", SEEDS)

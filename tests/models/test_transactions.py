@@ -41,7 +41,7 @@ from hypothesis.stateful import (
 from millrace.errors import ApiError, ErrorCode
 from millrace.model import TopicPartition
 from millrace.records.decode import iter_records
-from millrace.replication.state_topic import breathe
+from millrace.replication.state_topic import yield_to_loop
 from millrace.transactions import records, state
 from millrace.transactions.markers import TransactionMarker
 from millrace.transactions.settings import TransactionSettings
@@ -66,9 +66,9 @@ def read_batch(batch: bytes) -> list[tuple[str, Transaction | None]]:
     return [each for each in found if each is not None]
 
 
-async def settle() -> None:
+async def run_ready() -> None:
     for _ in range(12):
-        await breathe()
+        await yield_to_loop()
 
 
 @dataclass(eq=False)
@@ -120,10 +120,10 @@ class Transactions(RuleBasedStateMachine):
             for _, pending in self.late:
                 if pending is not None:
                     pending.cancel()
-            self.run(settle())
+            self.run(run_ready())
             self.loop.close()
 
-    # ------------------------------------------------------------------------------------------------------- producers
+    # --- producers ----------------------------------------------------------------------------------------------------
 
     def ask(
         self,
@@ -138,7 +138,7 @@ class Transactions(RuleBasedStateMachine):
         async def send() -> None:
             self.bench.clock.advance(0.001)  # so that no two transactions begin at the same time
             future = asyncio.ensure_future(work())
-            await settle()
+            await run_ready()
             if is_lost:
                 self.late.append((work, future))
                 return
@@ -264,7 +264,7 @@ class Transactions(RuleBasedStateMachine):
     def tell(self, producer_id: int, epoch: int, commits: bool) -> None:
         assert self.told.setdefault((producer_id, epoch), commits) is commits, "told two outcomes"
 
-    # ------------------------------------------------------------------------------------------------------ what fails
+    # --- what fails ---------------------------------------------------------------------------------------------------
 
     @precondition(lambda self: self.late)
     @rule(data=st.data())
@@ -274,7 +274,7 @@ class Transactions(RuleBasedStateMachine):
 
         async def send() -> None:
             self.late.append((work, asyncio.ensure_future(work())))
-            await settle()
+            await run_ready()
 
         self.run(send())
         self.collect()
@@ -322,7 +322,7 @@ class Transactions(RuleBasedStateMachine):
 
         async def advance() -> None:
             partition.commit(offset)
-            await settle()
+            await run_ready()
 
         self.run(advance())
         self.collect()
@@ -333,7 +333,7 @@ class Transactions(RuleBasedStateMachine):
 
         async def change() -> None:
             (self.bench.markers.open.set if is_open else self.bench.markers.open.clear)()
-            await settle()
+            await run_ready()
 
         self.run(change())
         self.collect()
@@ -359,12 +359,12 @@ class Transactions(RuleBasedStateMachine):
             partition.leader_epoch += 1
             self.bench.coordinator = self.bench.make()
             await self.bench.lead()
-            await settle()
+            await run_ready()
 
         self.run(change())
         self.collect()
 
-    # ------------------------------------------------------------------------------------------------- what must hold
+    # --- what must hold -----------------------------------------------------------------------------------------------
 
     def live(self) -> dict[str, Transaction]:
         return self.bench.states()
@@ -424,7 +424,7 @@ class Transactions(RuleBasedStateMachine):
         for _ in range(6):
             await self.bench.advance(10)
             self.bench.fake[0].commit()
-        await settle()
+        await run_ready()
         self.collect()
         self.check()
         for name, found in self.live().items():
@@ -444,7 +444,7 @@ TestTransactions = Transactions.TestCase
 TestTransactions.settings = MODEL
 
 
-# -------------------------------------------------------------------------------------------------------- planted bugs
+# --- planted bugs -----------------------------------------------------------------------------------------------------
 
 
 def epoch_not_bumped(patch: pytest.MonkeyPatch) -> None:

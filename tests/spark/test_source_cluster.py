@@ -58,9 +58,9 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
     read_all = fetch_handler._ConsumerReader.read_all
 
     def counted(self: Any, wanted: Any, max_bytes: int) -> Any:
-        outcome, size_bytes, settled = read_all(self, wanted, max_bytes)
+        outcome, size_bytes, answer_now = read_all(self, wanted, max_bytes)
         bytes_by_broker[self._context.broker.broker_id] += size_bytes
-        return outcome, size_bytes, settled
+        return outcome, size_bytes, answer_now
 
     monkeypatch.setattr(fetch_handler._ConsumerReader, "read_all", counted)
     return bytes_by_broker

@@ -1,6 +1,6 @@
 """Judges what the members of a queue were given and what they accepted: everything, and nothing again after that.
 
-Pure, like `checker`, whose anomalies these are. A record is its place in the topic. Members that are paused see late
+Pure, like `checker`, whose anomalies these are. A record is its place in a topic. Members that are paused see late
 what they were given early, so a delivery counts from the moment the member asked for it; of members whose client does
 not tell that, deliveries are not judged. That two members are told that they accepted a record is no anomaly: what is
 said late of a record before the start of the queue is answered, here and by Kafka, as if it had been in time.
@@ -17,7 +17,7 @@ from support.history import Action, Event, Outcome
 
 OF_QUEUES: Final = frozenset({Anomaly.NOT_ACCEPTED, Anomaly.AGAIN})
 
-Place = tuple[str, int]
+RecordKey = tuple[str, int]
 
 
 @dataclass(slots=True)
@@ -43,18 +43,18 @@ def check_queue(events: Iterable[Event], report: Report) -> QueueCounts:
     ordered = list(events)
     accepts = _accepts(ordered)
     counts = QueueCounts(accepted=sum(bool(each.confirmed) for each in accepts.values()))
-    for place in sorted({(event.key, event.offset) for event in ordered if event.action is Action.FINAL}):
-        found = accepts.get(place)
+    for record in sorted({(event.key, event.offset) for event in ordered if event.action is Action.FINAL}):
+        found = accepts.get(record)
         if found is None or not (found.confirmed or found.undecided):
-            report.note(Anomaly.NOT_ACCEPTED, f"{place[0]} offset {place[1]}")
+            report.note(Anomaly.NOT_ACCEPTED, f"{record[0]} offset {record[1]}")
         elif not found.confirmed:
             counts.undecided += 1
     counts.taken = _check_deliveries(ordered, accepts, report)
     return counts
 
 
-def _accepts(events: list[Event]) -> dict[Place, _Accepts]:
-    found: dict[Place, _Accepts] = {}
+def _accepts(events: list[Event]) -> dict[RecordKey, _Accepts]:
+    found: dict[RecordKey, _Accepts] = {}
     for event in events:
         if event.action is not Action.ACCEPT:
             continue
@@ -70,7 +70,7 @@ def _accepts(events: list[Event]) -> dict[Place, _Accepts]:
     return found
 
 
-def _check_deliveries(events: list[Event], accepts: dict[Place, _Accepts], report: Report) -> int:
+def _check_deliveries(events: list[Event], accepts: dict[RecordKey, _Accepts], report: Report) -> int:
     asked_ns: dict[tuple[str, int], int] = {}
     taken = 0
     for event in events:

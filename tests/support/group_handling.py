@@ -13,12 +13,12 @@ from millrace.clock import ManualClock
 from millrace.cluster.image import ClusterImage
 from millrace.cluster.planning import NewTopic
 from millrace.groups.coordinator import GroupCoordinator
-from millrace.groups.modern.groups import Surroundings
+from millrace.groups.modern.groups import GroupDependencies
 from millrace.groups.settings import GroupSettings, GroupTimes
 from millrace.handlers import registry
 from millrace.handlers.context import RequestContext, Services
 from millrace.metadata.deltas import ResourceType
-from millrace.replication.state_topic import breathe
+from millrace.replication.state_topic import yield_to_loop
 from millrace.wire.codec import decode, encode
 from millrace.wire.frame import RequestHeader
 from support.handling import Handling, handling
@@ -65,10 +65,10 @@ class GroupHandling:
     async def advance(self, seconds: float) -> None:
         """Let everything come to rest, move time, and again."""
         for _ in range(20):
-            await breathe()
+            await yield_to_loop()
         self.clock.advance(seconds)
         for _ in range(20):
-            await breathe()
+            await yield_to_loop()
 
 
 @asynccontextmanager
@@ -79,7 +79,7 @@ async def group_handling() -> AsyncIterator[GroupHandling]:
         clock=clock,
         settings=GroupSettings(),
         state_topic=log.topic,
-        surroundings=Surroundings(
+        dependencies=GroupDependencies(
             image=lambda: services[0].image if services else ClusterImage(),
             times=lambda group_id: GroupTimes.from_config(
                 services[0].image.config(ResourceType.GROUP, group_id), services[0].config

@@ -402,7 +402,7 @@ class ControlPlane:
         (leading,) = [controller for controller in self.controllers.values() if controller.is_controller]
         return leading
 
-    async def settled(self, predicate: Callable[[ClusterImage], bool], timeout_s: float = 10) -> None:
+    async def wait_for_images(self, predicate: Callable[[ClusterImage], bool], timeout_s: float = 10) -> None:
         """Wait until every controller's image satisfies `predicate`; then all images must be the same."""
         for controller in self.controllers.values():
             await controller.wait_for_image(predicate, timeout_s)

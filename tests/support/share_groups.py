@@ -78,7 +78,7 @@ class ShareBench:
             partitions = self.untold.pop(0)
             self.decide(lambda step: share_partitions.initialized(step, partitions))  # noqa: B023 - called at once
 
-    def settle(self, member_id: str) -> HeartbeatResult:
+    def heartbeat_until_stable(self, member_id: str) -> HeartbeatResult:
         """Heartbeats until nothing changes any more; the last answer that said what to read, or the last one."""
         said = None
         while True:

@@ -26,7 +26,7 @@ from millrace.errors import ApiError, CorruptLogError, ErrorCode, StorageError
 from millrace.metadata.deltas import ChangeSet, Directories
 from millrace.metadata.store import BrokerRegistration
 from millrace.model import FAILED_DIRECTORY, LOST_DIRECTORY, TopicPartition
-from millrace.replication.follower import _Place, _Session
+from millrace.replication.follower import _FollowedPartition, _Session
 from millrace.replication.partition import Partition
 from millrace.replication.proposals import IsrProposals
 from millrace.replication.replicas import Replicas
@@ -198,7 +198,7 @@ class Disks:
     def is_missing(self, place: TopicPartition, topic_id: UUID) -> bool:
         return place.partition in self.missing
 
-    def settle_twins(self, directory_of: Callable[[TopicPartition], str | None]) -> None:
+    def choose_between_twins(self, directory_of: Callable[[TopicPartition], str | None]) -> None:
         """A person has removed the one that does not count."""
 
     def give_up_missing(self, place: TopicPartition) -> None:
@@ -556,6 +556,6 @@ class SimBroker:
         if partition.is_leader or partition.leader_epoch != fetch.leader_epoch:
             return
         try:
-            _COPIER._take_one(_Place(partition, fetch.leader_epoch), answer)
+            _COPIER._take_one(_FollowedPartition(partition, fetch.leader_epoch), answer)
         except StorageError:
             return

@@ -344,7 +344,7 @@ class SimCluster:
         self.note(at, "appends", producer.producer_id, batch.sequence, "at", producer.partition, appended.base_offset)
         self.counts["duplicate" if appended.duplicate else "append"] += 1
 
-        def settled(error: Exception | None) -> None:
+        def committed(error: Exception | None) -> None:
             if error is None:
                 self.mark_moved(at, partition)  # its watchers are told only after those who wait
                 with self._noting():
@@ -353,8 +353,8 @@ class SimCluster:
                     )
                 self.post(lambda: self._acknowledged(producer, batch), "ack", producer.producer_id, batch.sequence)
 
-        if not partition.when_committed(appended.last_offset, settled):
-            settled(None)
+        if not partition.when_committed(appended.last_offset, committed):
+            committed(None)
 
     def _acknowledged(self, producer: Producer, batch: Batch) -> None:
         if batch in producer.pending:

@@ -158,12 +158,12 @@ def proposed_additions_not_counted(patch: pytest.MonkeyPatch) -> None:
 @mutation
 def new_incarnation_trusted(patch: pytest.MonkeyPatch) -> None:
     """A broker that comes back keeps its places in ISRs, and its leaderships with their epochs."""
-    settle = elections.settle
+    next_state = elections.next_state
 
-    def settle_trustfully(state: Any, there: Any, *, gone: Any = (), **more: Any) -> Any:
-        return settle(state, there, gone=[each for each in gone if each not in there], **more)
+    def trust_those_who_return(state: Any, there: Any, *, gone: Any = (), **more: Any) -> Any:
+        return next_state(state, there, gone=[each for each in gone if each not in there], **more)
 
-    patch.setattr(elections, "settle", settle_trustfully)
+    patch.setattr(elections, "next_state", trust_those_who_return)
 
 
 @mutation

@@ -223,13 +223,13 @@ class TransactionalCluster(SimCluster):
         self.counts["marker"] += 1
         self.note(at, "marks", prepared.producer, prepared.state, "at", index, appended.base_offset)
 
-        def settled(error: Exception | None) -> None:
+        def committed(error: Exception | None) -> None:
             if error is None:
                 self.mark_moved(at, partition)
                 answer()
 
-        if not partition.when_committed(appended.last_offset, settled):
-            settled(None)
+        if not partition.when_committed(appended.last_offset, committed):
+            committed(None)
 
     def time_out(self) -> None:
         """A transaction is out of time: its coordinator aborts it."""
@@ -475,11 +475,11 @@ class TransactionalCluster(SimCluster):
                 return
             self.counts["transactional append"] += not appended.duplicate
             self.note(at, "appends", batch.sequence, "of", attempt, "at", partition.index, appended.base_offset)
-            settled = partial(self._settled, at, partition, client, attempt, batch, appended.base_offset)
-            if not partition.when_committed(appended.last_offset, settled):
-                settled(None)
+            committed = partial(self._committed, at, partition, client, attempt, batch, appended.base_offset)
+            if not partition.when_committed(appended.last_offset, committed):
+                committed(None)
 
-    def _settled(
+    def _committed(
         self,
         at: SimBroker,
         partition: Partition,

@@ -223,15 +223,15 @@ class Coordinator:
         appended = self.partition.append(encode_batch([Record(0, NOW_MS, key, value)]), from_client=False)
         self.changing.add(transactional_id)
 
-        def settled(error: Exception | None) -> None:
+        def committed(error: Exception | None) -> None:
             if error is None:
                 self.changing.discard(transactional_id)
                 self.transactions[transactional_id] = after
                 self.marked.pop(transactional_id, None)
                 then(decision)
 
-        if not self.partition.when_committed(appended.last_offset, settled):
-            settled(None)
+        if not self.partition.when_committed(appended.last_offset, committed):
+            committed(None)
 
     def verify(self, transactional_id: str, producer: Producer, index: int) -> Decision:
         """Whether a partition is part of the ongoing transaction, by what is durable."""

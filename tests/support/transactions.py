@@ -8,7 +8,7 @@ from collections.abc import Collection
 
 from millrace.clock import ManualClock
 from millrace.model import TopicPartition
-from millrace.replication.state_topic import breathe
+from millrace.replication.state_topic import yield_to_loop
 from millrace.transactions.coordinator import TransactionCoordinator
 from millrace.transactions.markers import TransactionMarker
 from millrace.transactions.settings import TransactionSettings
@@ -74,9 +74,9 @@ class Bench:
         await self.lead()
 
     async def advance(self, seconds: float) -> None:
-        await settle()
+        await run_ready()
         self.clock.advance(seconds)
-        await settle()
+        await run_ready()
 
     def states(self) -> dict[str, Transaction]:
         return {each.transactional_id: each.transaction for each in self.coordinator.list()}
@@ -89,6 +89,6 @@ class Bench:
         return producer
 
 
-async def settle() -> None:
+async def run_ready() -> None:
     for _ in range(30):
-        await breathe()
+        await yield_to_loop()

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, TypeVar
 from uuid import UUID
 
-from millrace.wire.messages import PLACES, request_class, response_class
+from millrace.wire.messages import DECLARATIONS, request_class, response_class
 from millrace.wire.schema import Array, Blob, Field, Fixed, Message, Nested, Struct, Text
 
 S = TypeVar("S", bound=Struct)
@@ -35,7 +35,7 @@ _TEXTS: Final = ("", "a", "topic-1", "gr\u00fc\u00dfe", "\u65e5\u672c\u8a9e", "\
 
 def declared_messages() -> Iterator[type[Message]]:
     """Every request and response."""
-    for key in PLACES:
+    for key in DECLARATIONS:
         yield request_class(key)
         yield response_class(key)
 

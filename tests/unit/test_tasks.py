@@ -14,7 +14,7 @@ import millrace
 from millrace import tasks
 from millrace.clock import ManualClock
 from millrace.errors import ApiError, ErrorCode, StorageError
-from millrace.replication.state_topic import breathe
+from millrace.replication.state_topic import yield_to_loop
 from millrace.tasks import FIRST_PAUSE_S, LONGEST_PAUSE_S, Tasks
 
 
@@ -33,15 +33,15 @@ class Kept:
         await self.waiting
 
     async def after(self, seconds: float) -> int:
-        await settle()
+        await run_ready()
         self.clock.advance(seconds)
-        await settle()
+        await run_ready()
         return self.begun
 
 
-async def settle() -> None:
+async def run_ready() -> None:
     for _ in range(10):
-        await breathe()
+        await yield_to_loop()
 
 
 ENDS: dict[str, Callable[[asyncio.Future[None]], object]] = {
@@ -58,7 +58,7 @@ async def test_work_that_should_not_end_begins_again(
 ) -> None:
     kept = Kept()
     kept.tasks.keep("the work", kept.work)
-    await settle()
+    await run_ready()
     end(kept.waiting)
     assert await kept.after(FIRST_PAUSE_S * 0.9) == 1
     assert await kept.after(FIRST_PAUSE_S * 0.11) == 2
@@ -73,9 +73,9 @@ async def test_a_bug_is_logged_with_its_traceback_and_a_failure_with_one_line(ca
         caplog.clear()
         kept = Kept()
         kept.tasks.keep("the work", kept.work)
-        await settle()
+        await run_ready()
         kept.waiting.set_exception(error)
-        await settle()
+        await run_ready()
         (record,) = caplog.records
         assert bool(record.exc_info) is has_trace
         await kept.tasks.stop()
@@ -84,7 +84,7 @@ async def test_a_bug_is_logged_with_its_traceback_and_a_failure_with_one_line(ca
 async def test_the_pause_doubles_while_it_fails_and_is_short_again_after_a_good_while() -> None:
     kept = Kept()
     kept.tasks.keep("the work", kept.work)
-    await settle()
+    await run_ready()
     pause_s, begun = FIRST_PAUSE_S, 1
     for _ in range(10):
         kept.waiting.set_exception(StorageError("again"))
@@ -102,7 +102,7 @@ async def test_the_pause_doubles_while_it_fails_and_is_short_again_after_a_good_
 async def test_what_nothing_can_do_without_ends_the_rest() -> None:
     kept, told = Kept(), list[str]()
     task = kept.tasks.keep("the work", kept.work, fatal=told.append)
-    await settle()
+    await run_ready()
     kept.waiting.set_exception(StorageError("the log is gone"))
     await kept.after(100)
     assert told == ["the work: the log is gone"]
@@ -119,12 +119,12 @@ async def test_stopping_ends_everything_and_waits_for_it() -> None:
         try:
             await asyncio.Event().wait()
         finally:
-            await settle()
+            await run_ready()
             put_away = True
 
     kept.tasks.keep("kept", kept.work)
     kept.tasks.start("job", slow_to_end())
-    await settle()
+    await run_ready()
     kept.tasks.cancel()
     await kept.tasks.stop()  # asked a second time, and does not interrupt what is on its way out
     assert put_away
@@ -145,7 +145,7 @@ async def test_a_cancellation_that_was_lost_is_repeated(
             await asyncio.Event().wait()
 
     kept.tasks.start("deaf", deaf())
-    await settle()
+    await run_ready()
     await kept.tasks.stop()
     assert "deaf does not end" in caplog.text
 
@@ -160,7 +160,7 @@ async def test_an_error_on_the_way_out_is_logged_and_is_the_end(caplog: pytest.L
             raise StorageError("it fell down")
 
     kept.tasks.keep("clumsy", clumsy)
-    await settle()
+    await run_ready()
     await kept.tasks.stop()
     assert [record.message for record in caplog.records] == ["clumsy has failed: it fell down"]
 
@@ -174,7 +174,7 @@ async def test_the_error_of_a_job_is_logged_unless_somebody_is_told(caplog: pyte
     for error in (ApiError(ErrorCode.NOT_COORDINATOR), StorageError("no disk"), ZeroDivisionError("a bug")):
         task = jobs.start(f"job {type(error).__name__}", fail(error))
         await asyncio.wait([task])
-    await settle()
+    await run_ready()
     assert [record.message for record in caplog.records] == [
         "job StorageError has failed: no disk",
         "job ZeroDivisionError has failed: ZeroDivisionError('a bug')",

@@ -1,6 +1,6 @@
 """`millrace acls`: who may do what; list, add and remove the rules, and ask what they decide.
 
-Not here: rules as the cluster has them, and the words for them (`cli.acl_rules`).
+Not here: rules as the cluster has them, and the words for them (`admin.acls`).
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from millrace.cli.acl_rules import (
+from millrace.admin.acls import (
     Entry,
     Named,
-    Settings,
+    Question,
+    check_access,
     create_rules,
+    needed_kinds,
     operation_of,
     principal_of,
     read_rules,
-    read_settings,
     remove_rules,
     role_rules,
     word,
@@ -29,19 +30,17 @@ from millrace.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Client, Json, Yes
 from millrace.cli.output import CommandError, count_text, print_error, print_json, print_remark, print_table
 from millrace.cli.queue_consume import open_client
 from millrace.client.cluster import ClusterClient
-from millrace.errors import ApiError, ErrorCode
+from millrace.errors import ApiError
 from millrace.security.acls import (
     CLUSTER_NAME,
     WILDCARD,
     Acl,
     AclFilter,
-    AclTable,
     Decision,
     Operation,
     PatternKind,
     Permission,
     ResourceKind,
-    decide,
 )
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Say who may do what, and ask what somebody may.")
@@ -212,7 +211,11 @@ def add(
         raise CommandError(f"on what? give {_RESOURCES}", exit_code=2)
     permission = Permission.ALLOW if allow else Permission.DENY
     entry = Entry([principal_of(each) for each in principal], host or [WILDCARD], permission, prefixed)
+    if prefixed and any(name == WILDCARD for kind, name in resources if kind is not ResourceKind.CLUSTER):
+        text = "--prefixed with '*' means names that begin with a star; without --prefixed '*' stands for all"
+        raise CommandError(text, exit_code=2)
     if producer or consumer:
+        _check_roles({kind for kind, _ in resources}, producer=producer, consumer=consumer)
         exclude(("--operation", operation), ("--producer and --consumer", True), "they stand for operations")
         rules = role_rules(entry, resources, producer=producer, consumer=consumer)
     elif operation:
@@ -224,6 +227,17 @@ def add(
         new = [acl for acl in dict.fromkeys(rules) if acl not in present]
         errors = dict(zip(new, create_rules(asked, new), strict=True))
     _report(rules, errors, done="added", otherwise="exists", as_json=as_json)
+
+
+def _check_roles(kinds: set[ResourceKind], *, producer: bool, consumer: bool) -> None:
+    """CommandError where something is missing or too much for a role, in the words of the options."""
+    if ResourceKind.TOPIC not in kinds:
+        raise CommandError("--producer and --consumer need a --topic", exit_code=2)
+    if consumer and ResourceKind.GROUP not in kinds:
+        raise CommandError("--consumer needs a --group: the group, or queue, that it reads in", exit_code=2)
+    for kind in kinds - needed_kinds(producer=producer, consumer=consumer):
+        roles = " and ".join([*["--producer"] * producer, *["--consumer"] * consumer])
+        raise CommandError(f"{roles} says nothing about a {word(kind)}", exit_code=2)
 
 
 @app.command(
@@ -341,7 +355,7 @@ def check(
     ((kind, name),) = resources
     who, what = principal_of(principal), operation_of(operation)
     with open_client(bootstrap, name_values(client, "--client")) as asked:
-        decision = _decide(asked, who, host, what, kind, name)
+        decision = _decide(asked, Question(who, what, kind, name, host))
     if as_json:
         print_json(
             {
@@ -361,49 +375,15 @@ def check(
         raise typer.Exit(1)
 
 
-def _decide(
-    asked: ClusterClient, who: str, host: str | None, what: Operation, kind: ResourceKind, name: str
-) -> Decision:
-    try:
-        rules = read_rules(asked, [AclFilter(kind, name, PatternKind.MATCH)])
-    except ApiError as error:
-        if error.code != ErrorCode.SECURITY_DISABLED:
-            raise
-        return Decision(True, reason="the cluster has no authorizer, so everybody may everything")
-    settings = read_settings(asked)
-    decision = _decided(rules, settings, who, host, what, kind, name)
-    if not decision.allowed and kind is ResourceKind.TOPIC and what is Operation.CREATE:
-        # Who may create topics in the cluster may create any.
-        of_cluster = read_rules(asked, [AclFilter(ResourceKind.CLUSTER, CLUSTER_NAME, PatternKind.MATCH)])
-        wider = _decided(of_cluster, settings, who, host, what, ResourceKind.CLUSTER, CLUSTER_NAME)
-        decision = wider if wider.allowed and wider.rule is not None else decision
-    if host is None and any(acl.host != WILDCARD for acl in rules):
+def _decide(asked: ClusterClient, question: Question) -> Decision:
+    answer = check_access(asked, question)
+    if answer.left_out_hosts:
         print_remark("there are rules for single hosts, which were left out; say --host to ask for one")
-    if settings.untold and not decision.allowed:
+    settings = answer.settings
+    if settings is not None and settings.untold and not answer.decision.allowed:
         told = f"broker {settings.broker_id} does not tell its {' and '.join(settings.untold)}"
         print_remark(f"{told}, by which somebody may do more than the rules allow")
-    return decision
-
-
-def _decided(
-    rules: Sequence[Acl],
-    settings: Settings,
-    who: str,
-    host: str | None,
-    what: Operation,
-    kind: ResourceKind,
-    name: str,
-) -> Decision:
-    return decide(
-        AclTable(rules),
-        who,
-        host or "",
-        what,
-        kind,
-        name,
-        super_users=settings.super_users,
-        allow_if_no_acl=settings.allow_if_no_acl,
-    )
+    return answer.decision
 
 
 # --- showing ----------------------------------------------------------------------------------------------------------

@@ -6,28 +6,24 @@ judging how well the cluster is (`cluster_health`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
 import typer
 
+from millrace.admin.cluster import Election, check_removable, describe_image, elect_leaders, read_cluster, remove_broker
+from millrace.admin.leaderless import Leaderless, read_leaderless
+from millrace.admin.log_dirs import read_log_dirs
 from millrace.cli.cluster_health import cluster_health
-from millrace.cli.cluster_state import Administration, check, health, read_cluster
-from millrace.cli.leaderless import Leaderless, read_leaderless
-from millrace.cli.log_dirs import read_log_dirs
+from millrace.cli.entry import open_cluster
 from millrace.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Client, Json, Yes, confirm, name_values
 from millrace.cli.output import CommandError, count_text, print_error, print_json, print_table, size_text
 from millrace.cli.reassign import reassign
-from millrace.client.versions import known_code
-from millrace.cluster.image import BrokerImage, ClusterImage
-from millrace.errors import ErrorCode
+from millrace.cluster.image import ClusterImage
 from millrace.model import TopicPartition
-from millrace.wire.messages.cluster import UnregisterBrokerRequest, UnregisterBrokerResponse
-from millrace.wire.messages.partitions import ElectLeadersRequest, ElectLeadersResponse
 
 NAMED: Final = 3
 """How many partitions are named that have the same reason."""
-_AS_WISHED: Final[Mapping[int, str]] = {ErrorCode.NONE: "elected", ErrorCode.ELECTION_NOT_NEEDED: "not needed"}
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Describe a cluster, elect leaders, move partitions."
@@ -42,64 +38,15 @@ def describe(
     as_json: Json = False,
 ) -> None:
     """Show brokers, the controller, and partitions that need attention."""
-    with Administration.of(bootstrap, name_values(client, "--client")) as admin:
-        image = read_cluster(admin, settings=True)
-        leaderless = read_leaderless(admin, image)
-        log_dirs = [each.as_json() for each in read_log_dirs(admin, image)]
-    description = describe_image(image, leaderless) | {"log_dirs": log_dirs}
+    with open_cluster(bootstrap, name_values(client, "--client")) as cluster:
+        image = read_cluster(cluster, settings=True)
+        leaderless = read_leaderless(cluster, image)
+        log_dirs = [each.as_json() for each in read_log_dirs(cluster, image)]
+    description = describe_image(image, {each.place: each.as_json() for each in leaderless}) | {"log_dirs": log_dirs}
     if as_json:
         print_json(description)
     else:
         _print_description(description)
-
-
-def describe_image(image: ClusterImage, leaderless: Sequence[Leaderless] = ()) -> dict[str, Any]:
-    """Everything `describe` tells."""
-    found = health(image)
-    reasons = {each.place: each.as_json() for each in leaderless}
-    return {
-        "cluster_id": image.cluster_id,
-        "controller": image.controller_id,
-        "controller_epoch": image.controller_epoch,
-        "metadata_delta": image.index,
-        "topics": len(image.topics),
-        "partitions": sum(len(topic.partitions) for topic in image.topics.values()),
-        "brokers": [_broker(image, image.brokers[broker_id]) for broker_id in sorted(image.brokers)],
-        "under_replicated": [_partition(image, place) for place in found.under_replicated],
-        "under_min_isr": [_partition(image, place) for place in found.under_min_isr],
-        "offline": [_partition(image, place) | reasons.get(place, {}) for place in found.offline],
-        "reassigning": [_partition(image, place) for place in found.reassigning],
-    }
-
-
-def _broker(image: ClusterImage, broker: BrokerImage) -> dict[str, Any]:
-    states = [state for topic in image.topics.values() for state in topic.partitions]
-    broker_id = broker.broker_id
-    (endpoint,) = broker.endpoints
-    return {
-        "broker": broker_id,
-        "address": f"{endpoint.host}:{endpoint.port}",
-        "rack": broker.rack,
-        "state": "fenced" if broker.fenced else "controller" if broker_id == image.controller_id else "live",
-        "leaders": sum(state.leader == broker_id for state in states),
-        "preferred": sum(state.replicas[:1] == (broker_id,) for state in states),
-        "replicas": sum(broker_id in state.replicas for state in states),
-        "in_sync": sum(broker_id in state.isr for state in states),
-    }
-
-
-def _partition(image: ClusterImage, place: TopicPartition) -> dict[str, Any]:
-    state = image.topics[place.topic].partitions[place.partition]
-    described: dict[str, Any] = {
-        "topic": place.topic,
-        "partition": place.partition,
-        "leader": state.leader,
-        "replicas": list(state.replicas),
-        "isr": list(state.isr),
-    }
-    if state.is_reassigning:
-        described |= {"adding": list(state.adding), "removing": list(state.removing)}
-    return described
 
 
 def _print_description(told: dict[str, Any]) -> None:
@@ -200,30 +147,27 @@ def elect(
     if partition is not None and topic is None:
         raise CommandError("--partition needs --topic", exit_code=2)
     leaderless: list[Leaderless] = []
-    with Administration.of(bootstrap, name_values(client, "--client")) as admin:
-        wanted = None
+    with open_cluster(bootstrap, name_values(client, "--client")) as cluster:
+        wanted: list[TopicPartition] | None = None
         if topic is not None or unclean:
-            image = read_cluster(admin)
-            wanted = None if topic is None else [_chosen(image, topic, partition)]
+            image = read_cluster(cluster)
+            wanted = None if topic is None else _chosen(image, topic, partition)
         if unclean:
-            leaderless = read_leaderless(admin, image, None if wanted is None else _named(wanted))
+            leaderless = read_leaderless(cluster, image, wanted)
             if leaderless and not as_json:
                 _print_leaderless(leaderless)
             if leaderless:
                 at_a_price = ", although acknowledged records may be lost" * any(each.loses for each in leaderless)
                 confirm(f"Elect these leaders{at_a_price}?", yes=yes)
-            wanted = _topics(each.place for each in leaderless)  # what was shown and no other
-        request = ElectLeadersRequest(election_type=int(unclean), topic_partitions=wanted, timeout_ms=30_000)
-        answer: ElectLeadersResponse = admin.ask(request)
-    check(answer.error_code, "no election")
+            wanted = [each.place for each in leaderless]  # what was shown and no other
+        elections = elect_leaders(cluster, wanted, unclean=unclean)
     shown_before = {each.place: each.as_json() for each in leaderless}
     outcomes = [
-        {"topic": each.topic, "partition": one.partition_id, "result": _election_result(one.error_code)}
-        | (shown_before.get(TopicPartition(each.topic, one.partition_id), {}) if as_json else {})
-        for each in answer.replica_election_results
-        for one in each.partition_result
+        {"topic": each.place.topic, "partition": each.place.partition, "result": _election_result(each)}
+        | (shown_before.get(each.place, {}) if as_json else {})
+        for each in elections
     ]
-    failed = [one for one in outcomes if one["result"] not in _AS_WISHED.values()]
+    failed = [each.error for each in elections if each.error is not None and each.is_refused]
     if as_json:
         print_json(outcomes)
     elif shown := [one for one in outcomes if one["result"] != "not needed"]:
@@ -231,8 +175,7 @@ def elect(
     else:
         print("no partition needed an election")
     if failed:
-        refused = next(one for one in _results(answer) if one.error_code not in _AS_WISHED)
-        reason = f"{refused.error_message or 'refused'} ({known_code(refused.error_code).name})"
+        reason = f"{failed[0].message or 'refused'} ({failed[0].code.name})"
         print_error(f"{count_text(len(failed), 'partition')} got no new leader: {reason}")
         raise typer.Exit(1)
 
@@ -251,34 +194,20 @@ def _print_leaderless(leaderless: Sequence[Leaderless]) -> None:
         print(f"{each.place.topic}-{each.place.partition}: {each.consequence}")
 
 
-def _topics(places: Iterable[TopicPartition]) -> list[ElectLeadersRequest.TopicPartitions]:
-    indexes: dict[str, list[int]] = {}
-    for topic, index in places:
-        indexes.setdefault(topic, []).append(index)
-    return [ElectLeadersRequest.TopicPartitions(topic=name, partitions=held) for name, held in indexes.items()]
+def _election_result(election: Election) -> str:
+    if election.error is None:
+        return "elected"
+    return "not needed" if election.is_needless else election.error.code.name
 
 
-def _named(wanted: Iterable[ElectLeadersRequest.TopicPartitions]) -> set[TopicPartition]:
-    return {TopicPartition(each.topic, index) for each in wanted for index in each.partitions}
-
-
-def _election_result(code: int) -> str:
-    known = known_code(code)
-    return _AS_WISHED.get(known, known.name)
-
-
-def _results(answer: ElectLeadersResponse) -> Iterable[ElectLeadersResponse.PartitionResult]:
-    return (one for each in answer.replica_election_results for one in each.partition_result)
-
-
-def _chosen(image: ClusterImage, topic: str, partition: int | None) -> Any:
+def _chosen(image: ClusterImage, topic: str, partition: int | None) -> list[TopicPartition]:
     found = image.topic(topic)
     if found is None:
         raise CommandError(f"there is no topic '{topic}'")
     if partition is not None and partition >= len(found.partitions):
         raise CommandError(f"topic '{topic}' has no partition {partition} (it has {len(found.partitions)})")
     indexes = range(len(found.partitions)) if partition is None else [partition]
-    return ElectLeadersRequest.TopicPartitions(topic=topic, partitions=list(indexes))
+    return [TopicPartition(topic, index) for index in indexes]
 
 
 app.command("health", epilog="Examples: `millrace cluster health && ./deploy`; `millrace cluster health --watch`")(
@@ -301,21 +230,11 @@ def remove(
     as_json: Json = False,
 ) -> None:
     """Forget a broker for good, once it holds nothing and was stopped."""
-    with Administration.of(bootstrap, name_values(client, "--client")) as admin:
-        image = read_cluster(admin)
-        held = sum(broker in state.replicas for topic in image.topics.values() for state in topic.partitions)
-        if held:
-            raise CommandError(
-                f"broker {broker} holds {count_text(held, 'replica')}; move them away first with: "
-                f"millrace cluster reassign --drain {broker}"
-            )
-        if broker not in image.brokers:
-            raise CommandError(f"there is no broker {broker}; the brokers are {numbers(sorted(image.brokers))}")
-        if image.is_live(broker):
-            raise CommandError(f"broker {broker} is running; stop it first, it holds nothing any more")
+    with open_cluster(bootstrap, name_values(client, "--client")) as cluster:
+        image = read_cluster(cluster)
+        check_removable(image, broker)
         confirm(f"Forget broker {broker}?", yes=yes)
-        answer: UnregisterBrokerResponse = admin.ask(UnregisterBrokerRequest(broker_id=broker))
-        check(answer.error_code, f"broker {broker}", answer.error_message)
+        remove_broker(cluster, broker)
     if as_json:
         print_json({"broker": broker, "result": "removed"})
     else:

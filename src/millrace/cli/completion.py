@@ -58,7 +58,7 @@ def _topics(ctx: Any) -> Iterable[str]:
 
 
 def _groups(ctx: Any) -> Iterable[str]:
-    from millrace.cli.group_views import list_groups
+    from millrace.admin.groups import list_groups
 
     return _asked(ctx, lambda cluster: [group.name for group in list_groups(cluster)])
 
@@ -70,37 +70,37 @@ def _pipelines(_: Any) -> Iterable[str]:
 
 
 def _group_types(_: Any) -> Iterable[str]:
-    from millrace.cli.group_views import TYPES
+    from millrace.admin.groups import TYPES
 
     return TYPES
 
 
 def _group_states(_: Any) -> Iterable[str]:
-    from millrace.cli.group_views import STATES
+    from millrace.admin.groups import STATES
 
     return STATES
 
 
 def _transactional_ids(ctx: Any) -> Iterable[str]:
-    from millrace.cli.transaction_views import list_transactions
+    from millrace.admin.transactions import list_transactions
 
     return _asked(ctx, lambda cluster: [each.transactional_id for each in list_transactions(cluster)])
 
 
 def _transaction_states(_: Any) -> Iterable[str]:
-    from millrace.cli.transaction_views import STATES
+    from millrace.admin.transactions import STATES
 
     return STATES
 
 
 def _operations(_: Any) -> Iterable[str]:
-    from millrace.cli.acl_rules import OPERATIONS
+    from millrace.admin.acls import OPERATIONS
 
     return OPERATIONS
 
 
 def _scram_mechanisms(_: Any) -> Iterable[str]:
-    from millrace.cli.users import MECHANISMS
+    from millrace.admin.users import MECHANISMS
 
     return MECHANISMS
 

@@ -1,7 +1,7 @@
 """`millrace configs`: settings of topics, groups, brokers and loggers, where their values come from, and changing them.
 
 One command for all of them, with the names that docs/configuration.md lists. Not here: how they are read and changed
-(`cli.config_values`); shortcuts for one noun (`topics alter`, `queues alter`).
+(`admin.configs`); shortcuts for one noun (`topics alter`, `queues alter`).
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from typing import Annotated, Final
 
 import typer
 
-from millrace.cli import config_values
-from millrace.cli.config_values import ALL_BROKERS, ConfigValue, Resource
+from millrace.admin import configs as config_values
+from millrace.admin.configs import ALL_BROKERS, ConfigValue, Resource
+from millrace.admin.topics import require_topic
 from millrace.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Client, Json, name_values
 from millrace.cli.output import CommandError, print_json, print_remark, print_table
-from millrace.cli.queue_consume import open_client, require_topic
+from millrace.cli.queue_consume import open_client
 from millrace.client.cluster import ClusterClient
 from millrace.metadata.deltas import ResourceType
 

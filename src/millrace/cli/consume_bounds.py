@@ -6,7 +6,7 @@ the broker (RE2) does the matching; elsewhere Python does.
 
 An end is an offset that is not read any more. Without `--follow` it is at most where the partition ends now; with it,
 an end that has not been written yet is waited for. The end for a time is the first record that is not before it, and
-is *open* while there is no such record: it is settled by the first one that comes, or by the clock.
+is *open* while there is no such record: it is fixed by the first one that comes, or by the clock.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from millrace.model import TopicPartition
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer
-    from confluent_kafka import TopicPartition as Place
+    from confluent_kafka import TopicPartition as LibraryPartition
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,21 +181,21 @@ def bounds(consumer: Consumer, partition: TopicPartition) -> tuple[int, int]:
     """The first offset of a partition and the one after its last."""
     from millrace.cli.connection import REQUEST_TIMEOUT_S
 
-    return consumer.get_watermark_offsets(place(partition), timeout=REQUEST_TIMEOUT_S)
+    return consumer.get_watermark_offsets(for_library(partition), timeout=REQUEST_TIMEOUT_S)
 
 
 def offsets_at(consumer: Consumer, partitions: Iterable[TopicPartition], time_ms: int) -> dict[TopicPartition, int]:
     """The first record that is not before this time, of the partitions that have one."""
     from millrace.cli.connection import REQUEST_TIMEOUT_S
 
-    wanted = [place(partition, time_ms) for partition in partitions]
+    wanted = [for_library(partition, time_ms) for partition in partitions]
     found = consumer.offsets_for_times(wanted, timeout=REQUEST_TIMEOUT_S) if wanted else []
     return {TopicPartition(one.topic, one.partition): one.offset for one in found if one.offset >= 0}
 
 
-def place(partition: TopicPartition, offset: int | None = None) -> Place:
+def for_library(partition: TopicPartition, offset: int | None = None) -> LibraryPartition:
     """As the library has it."""
-    from confluent_kafka import TopicPartition as Place
+    from confluent_kafka import TopicPartition as LibraryPartition
 
     topic, index = partition
-    return Place(topic, index) if offset is None else Place(topic, index, offset)
+    return LibraryPartition(topic, index) if offset is None else LibraryPartition(topic, index, offset)

@@ -129,7 +129,7 @@ class Printer:
         if begin:
             # From an offset that is not written yet the library would go back to the first one.
             written = {one: min(offset, bounds.bounds(self._consumer, one)[1]) for one, offset in begin.items()}
-            self._consumer.incremental_assign([bounds.place(one, offset) for one, offset in written.items()])
+            self._consumer.incremental_assign([bounds.for_library(one, offset) for one, offset in written.items()])
             self._unwritten |= {one: offset for one, offset in begin.items() if offset > written[one]}
         self._begin |= begin
 
@@ -163,7 +163,7 @@ class Printer:
                 break
             elif not messages:
                 self._wait(commits=commits)
-            self._settle_overdue()
+            self._fix_overdue_ends()
             self._look_again()
         return self.printed
 
@@ -206,7 +206,7 @@ class Printer:
         if self._unwritten and record.offset < self._unwritten.get((record.topic, record.partition), 0):
             return False
         if self._ends is not None and self._ends.exclude(record):
-            self._consumer.pause([bounds.place(TopicPartition(record.topic, record.partition))])
+            self._consumer.pause([bounds.for_library(TopicPartition(record.topic, record.partition))])
             return False
         self._out.write(self._render(record))
         self.printed += 1
@@ -223,14 +223,14 @@ class Printer:
         elif not problem.retriable():
             raise CommandError(explain(problem))
 
-    def _settle_overdue(self) -> None:
+    def _fix_overdue_ends(self) -> None:
         """What has no record at the time of the end when that time has passed ends where it ends now."""
         overdue = [] if self._ends is None else self._ends.overdue(self._clock.wall_ms())
         if not overdue:
             return
         assert self._ends is not None
         self._ends.add(bounds.end_offsets(self._consumer, overdue, self._limits.end, follow=False))
-        for position in self._consumer.position([bounds.place(one) for one in overdue]):
+        for position in self._consumer.position([bounds.for_library(one) for one in overdue]):
             partition = TopicPartition(position.topic, position.partition)
             begin = self._begin.get(partition, 0)
             self._ends.reach(partition, position.offset if position.offset >= 0 else begin)
@@ -257,7 +257,7 @@ class Printer:
         """What was not there twice in a row is gone; a broker that starts may not know of it at first."""
         assert self._watched is not None
         names = ", ".join(sorted({partition.topic for partition in gone}))
-        self._consumer.incremental_unassign([bounds.place(partition) for partition in gone])
+        self._consumer.incremental_unassign([bounds.for_library(partition) for partition in gone])
         for partition in gone:
             del self._begin[partition]
             if self._ends is not None:

@@ -142,7 +142,7 @@ class Delivery:
         self._producer.poll(0)
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until everything is settled; False when the time was not enough."""
+        """Wait until everything is acknowledged or has failed; False when the time was not enough."""
         return self._producer.flush(timeout_s) == 0
 
     def abandon(self) -> None:

@@ -1,138 +1,60 @@
-"""Whether a cluster lets a command in, seen before a client tries for a minute; if not, one line says what to do.
+"""The door to a cluster: whether it lets a command in (`admin.entry`), in the words of the command line.
 
-The project's own client asks, with the settings of the command. Where it gets no answer, the port is tried for what it
-wants instead: TLS, a login, both or neither. A failure that may pass is none here: the clients have their own patience.
-What only librdkafka can do (Kerberos, PKCS#12 files, OAuth) is left to it.
+A command that only asks and does not wait opens the project's own client by `open_cluster`, which needs no look before:
+whoever does not answer is told of in the same words.
 """
 
 from __future__ import annotations
 
-import socket
-import ssl
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
 
+from millrace.admin import entry
+from millrace.admin.errors import Unreachable
 from millrace.cli.output import CommandError
 from millrace.cli.profiles import unreachable_text
-from millrace.errors import ApiError, ConfigError, ErrorCode, MillraceError
-
-if TYPE_CHECKING:
-    from millrace.client.settings import Address, ClientSettings
+from millrace.client.cluster import ClusterClient
+from millrace.client.settings import ClientSettings
+from millrace.errors import ApiError, ErrorCode
 
 CLIENT_ID: Final = "millrace-cli"
-_TIMEOUT_MS: Final = 3000
-_SECURITY: Final = ("security.", "sasl.", "ssl.", "enable.ssl.")
-_NOT_OURS: Final = frozenset({"ssl.keystore.location", "ssl.engine.location"})
-"""Settings by which the library reads keys that the project's own client does not."""
-_REFUSALS: Final = frozenset(
-    {ErrorCode.SASL_AUTHENTICATION_FAILED, ErrorCode.UNSUPPORTED_SASL_MECHANISM, ErrorCode.ILLEGAL_SASL_STATE}
-)
-_WANTED: Final = {
-    "PLAINTEXT": "neither TLS nor a login",
-    "SSL": "TLS",
-    "SASL_PLAINTEXT": "a login without TLS",
-    "SASL_SSL": "TLS and a login",
-}
-
-
-def require_reachable(bootstrap: str) -> Address:
-    """The first address that accepts a connection; fails now, with a reason, where none does."""
-    reason = "no address given"
-    for address in bootstrap.split(","):
-        host, colon, port = address.strip().rpartition(":")
-        if not colon or not port.isdigit():
-            raise CommandError(f"--bootstrap wants HOST:PORT, not '{address}'", exit_code=2)
-        found = (host.strip("[]"), int(port))
-        try:
-            socket.create_connection(found, timeout=_TIMEOUT_MS / 1000).close()
-        except OSError as error:
-            reason = error.strerror or str(error)
-        else:
-            return found
-    raise CommandError(f"no broker answers at {bootstrap} ({reason}){unreachable_text(bootstrap)}")
 
 
 def require_entry(bootstrap: str, settings: Mapping[str, Any]) -> None:
     """Fail now, with a reason, where the broker does not let this client in, or the client does not trust it."""
-    address = require_reachable(bootstrap)
-    if settings.keys() & _NOT_OURS:
-        return
-    from millrace.client.settings import ClientSettings
-
-    ours = {name: str(value) for name, value in settings.items() if name.startswith(_SECURITY)}
-    try:
-        known = ClientSettings.from_properties({**ours, "bootstrap.servers": bootstrap})
-    except ConfigError:
-        return
-    try:
-        _ask(address, known)
-    except ApiError as error:
-        if error.code in _REFUSALS:
-            raise
-        if error.code == ErrorCode.NETWORK_EXCEPTION:
-            refuse_other_protocol(address, known.security.protocol)
-    except ConfigError:  # of TLS: it is not trusted, or not spoken
-        refuse_other_protocol(address, known.security.protocol)
-        raise
-    except MillraceError:  # what came was no answer
-        refuse_other_protocol(address, known.security.protocol)
+    with _in_our_words(bootstrap):
+        entry.require_entry(bootstrap, settings)
 
 
-def _ask(address: Address, settings: ClientSettings) -> None:
-    from millrace.client.blocking import BlockingConnection
-    from millrace.client.requests import metadata
-    from millrace.client.sasl import SaslClient
-    from millrace.client.tls import context_for
-
-    with BlockingConnection(
-        *address,
-        client_id=CLIENT_ID,
-        timeout_ms=_TIMEOUT_MS,
-        ssl=context_for(settings.security),
-        sasl=SaslClient.for_security(settings.security),
-    ) as connection:
-        connection.request(metadata([]))
-
-
-def refuse_other_protocol(address: Address, given: str) -> None:
-    """CommandError where the broker wants to be spoken to otherwise; nothing where it does not say so."""
-    wanted = protocol_at(address)
-    if wanted is None or wanted == given:
-        return
-    if wanted == "PLAINTEXT":
-        advice = "leave out security.protocol"
-    else:
-        own = ["ssl.ca.location"] if wanted.endswith("SSL") else []
-        login = ["sasl.mechanism", "sasl.username", "sasl.password"] if wanted.startswith("SASL_") else []
-        advice = (
-            "name a --profile that has them (millrace profile set NAME --from FILE), "
-            f"or give -X security.protocol={wanted} and {', '.join((*own, *login))}"
-        )
-    host, port = address
-    raise CommandError(f"the broker at {host}:{port} wants {_WANTED[wanted]}, not security.protocol={given}: {advice}")
-
-
-def protocol_at(address: Address) -> str | None:
-    """The security protocol that is spoken there, if anybody says so."""
-    context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # nothing is told to whoever it is
-    for suffix, tls in (("SSL", context), ("PLAINTEXT", None)):
-        asks_for_login = _asks_for_login(address, tls)
-        if asks_for_login is not None:
-            return f"SASL_{suffix}" if asks_for_login else suffix
-    return None
-
-
-def _asks_for_login(address: Address, context: ssl.SSLContext | None) -> bool | None:
-    """Whether a login is what comes first; None where this is not the protocol that is spoken there."""
-    from millrace.client.blocking import BlockingConnection
-    from millrace.wire.messages.sasl import SaslHandshakeRequest
-
-    with BlockingConnection(*address, client_id=CLIENT_ID, timeout_ms=_TIMEOUT_MS, ssl=context) as connection:
+@contextmanager
+def open_cluster(bootstrap: str, client: Mapping[str, str]) -> Iterator[ClusterClient]:
+    """The project's own client, for questions that are asked once (`admin.asking`)."""
+    properties = {"socket.connection.setup.timeout.ms": "5000", "client.id": CLIENT_ID, **client}
+    settings = ClientSettings.from_properties({**properties, "bootstrap.servers": bootstrap})
+    with _in_our_words(bootstrap), ClusterClient(settings) as cluster:
         try:
-            answer = connection.request(SaslHandshakeRequest(mechanism="none"))
-        except ApiError as error:
-            return None if error.code in {ErrorCode.NETWORK_EXCEPTION, ErrorCode.REQUEST_TIMED_OUT} else False
-        except MillraceError:
-            return None
-    return bool(answer.error_code == ErrorCode.UNSUPPORTED_SASL_MECHANISM)
+            yield cluster
+        except Unreachable as error:
+            cause = error.__cause__
+            if isinstance(cause, ApiError) and cause.code is ErrorCode.NETWORK_EXCEPTION:
+                entry.refuse_other_protocol(settings.bootstrap_servers[0], settings.security.protocol)
+            raise
+
+
+@contextmanager
+def _in_our_words(bootstrap: str) -> Iterator[None]:
+    try:
+        yield
+    except entry.NoAddress as error:
+        raise CommandError(f"--bootstrap wants HOST:PORT, not '{error.text}'", exit_code=2) from None
+    except Unreachable as error:
+        raise CommandError(f"{error.reason}{unreachable_text(bootstrap)}") from error
+    except entry.WrongProtocol as error:
+        advice = "leave out security.protocol"
+        if error.wanted != "PLAINTEXT":
+            advice = (
+                "name a --profile that has them (millrace profile set NAME --from FILE), "
+                f"or give -X security.protocol={error.wanted} and {', '.join(error.settings)}"
+            )
+        raise CommandError(f"{error.reason}: {advice}") from None

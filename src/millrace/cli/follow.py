@@ -70,7 +70,7 @@ class FollowedFile:
         self._from_end = from_end
 
     def __repr__(self) -> str:
-        return f"<FollowedFile {self.path} at {self._offset - self._behind}>"
+        return f"FollowedFile({self.path} at {self._offset - self._behind})"
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -211,7 +211,7 @@ class Follower:
         self._look_for_files(from_end=not from_beginning)
 
     def __repr__(self) -> str:
-        return f"<Follower of {len(self._files)} files>"
+        return f"Follower({len(self._files)} files)"
 
     @property
     def paths(self) -> list[str]:

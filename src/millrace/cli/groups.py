@@ -2,7 +2,7 @@
 
 A reset or an import is planned first and shown. The offsets of a group can move only while it has no
 members, which the broker enforces. Groups that read a topic as a queue (share groups) are listed and described like
-the others; they are moved by `millrace queues`. Not here: how groups are asked for (`cli.group_views`), what a file of
+the others; they are moved by `millrace queues`. Not here: how groups are asked for (`admin.groups`), what a file of
 offsets looks like (`cli.offset_files`).
 """
 
@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import fnmatch
 import sys
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,14 +19,10 @@ import typer
 from millrace.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Client, Json, Yes, confirm, name_values
 from millrace.cli.output import CommandError, Sum, count_text, print_error, print_json, print_remark, print_table
 from millrace.cli.times import parse_time_ms
-from millrace.cli.topics import offset_bounds
 from millrace.clock import SystemClock
-from millrace.model import TopicPartition
 
 if TYPE_CHECKING:
-    from confluent_kafka.admin import AdminClient
-
-    from millrace.cli.group_views import GroupView, MemberView
+    from millrace.admin.groups import GroupView, MemberView, Shift
     from millrace.client.cluster import ClusterClient
 
 app = typer.Typer(
@@ -41,22 +35,6 @@ Topics = Annotated[
     list[str] | None,
     typer.Option("--topic", "-t", metavar="TOPIC[:P,P]", help="Which topics or partitions; repeatable."),
 ]
-Partition = tuple[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Where a reset moves offsets to; exactly one field is set."""
-
-    earliest: bool = False
-    latest: bool = False
-    offset: int | None = None
-    time_ms: int | None = None
-    by: int | None = None
-
-    @property
-    def choices(self) -> int:
-        return sum([self.earliest, self.latest, *(one is not None for one in (self.offset, self.time_ms, self.by))])
 
 
 @app.command("list", epilog="Example: millrace groups list 'billing-*' --type consumer --state stable --json")
@@ -75,7 +53,7 @@ def list_groups(
     as_json: Json = False,
 ) -> None:
     """List groups, their type and their state."""
-    from millrace.cli import group_views
+    from millrace.admin import groups as group_views
 
     wanted_types = _known_words(types, group_views.TYPES, "--type")
     wanted_states = _known_words(states, group_views.STATES, "--state")
@@ -131,7 +109,7 @@ def describe(
     """
     if bool(names) == all_groups:
         raise CommandError("which groups? name them, or say --all", exit_code=2)
-    from millrace.cli import group_views
+    from millrace.admin import groups as group_views
     from millrace.cli.queue_consume import open_client
 
     with open_client(bootstrap, name_values(client, "--client")) as cluster:
@@ -191,22 +169,24 @@ def reset(
 ) -> None:
     """Move the committed offsets of a group that has no running members."""
     time_ms = None if to_time is None else parse_time_ms(to_time, now_ms=SystemClock().wall_ms())
-    target = Target(to_earliest, to_latest, to_offset, time_ms, by)
+    from millrace.admin import groups as group_views
+    from millrace.admin.topics import chosen_partitions
+    from millrace.cli.queue_consume import open_client
+
+    target = group_views.Target(to_earliest, to_latest, to_offset, time_ms, by)
     if target.choices != 1:
         raise CommandError("give one of --to-earliest, --to-latest, --to-offset, --to-time, --by", exit_code=2)
     if bool(topics) == all_topics:
         raise CommandError("give either --topic or --all-topics", exit_code=2)
-    from millrace.cli.connection import open_admin
-
-    _check_movable(bootstrap, name_values(client, "--client"), name, now=execute)
-    admin = open_admin(bootstrap, name_values(client, "--client"))
-    committed = _committed(admin, name)
-    chosen = sorted(committed) if all_topics else _chosen(admin, topics or [])
-    if not chosen:
-        raise CommandError(f"group '{name}' has no committed offsets")
-    plan = _plan(admin, chosen, committed, target)
-    if execute:
-        _commit(admin, name, {partition: new for partition, (_, new) in plan.items()})
+    with open_client(bootstrap, name_values(client, "--client")) as cluster:
+        group_views.check_movable(cluster, name, now=execute)
+        committed = group_views.committed_offsets(cluster, name)
+        chosen = sorted(committed) if all_topics else chosen_partitions(cluster, topics or [])
+        if not chosen:
+            raise CommandError(f"group '{name}' has no committed offsets")
+        plan = group_views.plan_reset(cluster, chosen, committed, target)
+        if execute:
+            group_views.execute(cluster, name, plan)
     if as_json:
         print_json({"group": name, "executed": execute, "partitions": _plan_as_json(plan)})
         return
@@ -227,7 +207,8 @@ def export_offsets(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of CSV.")] = False,
 ) -> None:
     """Print the committed offsets of a group as a file to import: lines of topic,partition,offset."""
-    from millrace.cli import group_views, offset_files
+    from millrace.admin import groups as group_views
+    from millrace.cli import offset_files
     from millrace.cli.queue_consume import open_client
 
     with open_client(bootstrap, name_values(client, "--client")) as cluster:
@@ -263,32 +244,27 @@ def import_offsets(
     The file is CSV as Kafka's kafka-consumer-groups writes it (topic,partition,offset), or JSON. The group need not
     exist. An offset that lies outside of its partition becomes the nearest that does not.
     """
-    from millrace.cli.connection import open_admin
+    from millrace.admin import groups as group_views
+    from millrace.admin.topics import chosen_partitions
     from millrace.cli.offset_files import read_offsets
+    from millrace.cli.queue_consume import open_client
 
     wanted = read_offsets(sys.stdin.read() if str(file) == "-" else file.read_text(), name)
-    overrides = name_values(client, "--client")
-    _check_movable(bootstrap, overrides, name, now=not dry_run)
-    admin = open_admin(bootstrap, overrides)
-    indexes: dict[str, list[str]] = {}
-    for topic, index in wanted:
-        indexes.setdefault(topic, []).append(str(index))
-    _chosen(admin, [f"{topic}:{','.join(found)}" for topic, found in indexes.items()])
-    committed = _committed(admin, name)
-    plan = {
-        place: (committed.get(place), min(max(wanted[TopicPartition(*place)], start), end))
-        for place, (start, end) in offset_bounds(admin, sorted(wanted)).items()
-    }
-    if not as_json:
-        _print_plan(plan)
-    for place, (_, new) in sorted(plan.items()):
-        if new != wanted[TopicPartition(*place)]:
-            print_remark(
-                f"{TopicPartition(*place)}: {wanted[TopicPartition(*place)]} is outside of the log, {new} is nearest"
-            )
-    if not dry_run:
-        confirm(f"Commit {count_text(len(plan), 'offset')} for group {name}?", yes=yes)
-        _commit(admin, name, {place: new for place, (_, new) in plan.items()})
+    with open_client(bootstrap, name_values(client, "--client")) as cluster:
+        group_views.check_movable(cluster, name, now=not dry_run)
+        indexes: dict[str, list[str]] = {}
+        for topic, index in wanted:
+            indexes.setdefault(topic, []).append(str(index))
+        chosen_partitions(cluster, [f"{topic}:{','.join(found)}" for topic, found in indexes.items()])
+        plan = group_views.plan_import(cluster, wanted, group_views.committed_offsets(cluster, name))
+        if not as_json:
+            _print_plan(plan)
+        for each in plan:
+            if each.new != wanted[each.place]:
+                print_remark(f"{each.place}: {wanted[each.place]} is outside of the log, {each.new} is nearest")
+        if not dry_run:
+            confirm(f"Commit {count_text(len(plan), 'offset')} for group {name}?", yes=yes)
+            group_views.execute(cluster, name, plan)
     if as_json:
         print_json({"group": name, "executed": not dry_run, "partitions": _plan_as_json(plan)})
     else:
@@ -318,18 +294,17 @@ def delete_offsets(
         raise CommandError("--partition goes with one --topic TOPIC", exit_code=2)
     if partitions:
         topics = [f"{topics[0]}:{','.join(map(str, partitions))}"]
-    from millrace.cli import group_views
-    from millrace.cli.connection import open_admin
+    from millrace.admin import groups as group_views
+    from millrace.admin.topics import chosen_partitions
     from millrace.cli.queue_consume import open_client
 
-    overrides = name_values(client, "--client")
-    _check_movable(bootstrap, overrides, name, now=False)
-    chosen = _chosen(open_admin(bootstrap, overrides), topics)
-    with open_client(bootstrap, overrides) as cluster:
+    with open_client(bootstrap, name_values(client, "--client")) as cluster:
+        group_views.check_movable(cluster, name, now=False)
+        chosen = chosen_partitions(cluster, topics)
         if group_views.describe_group(cluster, name) is None:
             raise CommandError(f"there is no group '{name}'; see: millrace groups list")
         committed = group_views.committed_offsets(cluster, name)
-        doomed = sorted(committed.keys() & {TopicPartition(*place) for place in chosen})
+        doomed = sorted(committed.keys() & set(chosen))
         if not doomed:
             raise CommandError(f"group '{name}' has committed nothing for {', '.join(topics)}")
         confirm(f"Forget {count_text(len(doomed), 'offset')} of group {name}?", yes=yes)
@@ -387,46 +362,19 @@ def delete(
         raise typer.Exit(1)
 
 
-def _plan_as_json(plan: Mapping[Partition, tuple[int | None, int]]) -> list[dict[str, Any]]:
+def _plan_as_json(plan: Iterable[Shift]) -> list[dict[str, Any]]:
     return [
-        {"topic": topic, "partition": index, "from": old, "to": new}
-        for (topic, index), (old, new) in sorted(plan.items())
+        {"topic": each.place.topic, "partition": each.place.partition, "from": each.old, "to": each.new}
+        for each in plan
     ]
 
 
-def _print_plan(plan: Mapping[Partition, tuple[int | None, int]]) -> None:
-    print_table(
-        ["topic", "partition", "from", "to"], [(*place, old, new) for place, (old, new) in sorted(plan.items())]
-    )
-
-
-def _check_movable(bootstrap: str, overrides: Mapping[str, str], name: str, *, now: bool) -> None:
-    """CommandError where the group cannot be reset; the broker would say so too, in words that need explaining."""
-    from millrace.cli import group_views
-    from millrace.cli.queue_consume import open_client
-
-    with open_client(bootstrap, overrides) as cluster:
-        group = group_views.describe_group(cluster, name)
-    if group is None:
-        return
-    if group.type == group_views.SHARE:
-        raise CommandError(f"'{name}' is a queue; move it with: millrace queues reset {name}")
-    if now and group.members:
-        raise CommandError(f"group '{name}' has {count_text(len(group.members), 'running member')}: stop them first")
-
-
-def _committed(admin: AdminClient, group: str) -> dict[Partition, int]:
-    from confluent_kafka import ConsumerGroupTopicPartitions
-
-    from millrace.cli.connection import REQUEST_TIMEOUT_S, result
-
-    request = [ConsumerGroupTopicPartitions(group)]
-    answer = result(admin.list_consumer_group_offsets(request, request_timeout=REQUEST_TIMEOUT_S)[group])
-    return {(one.topic, one.partition): one.offset for one in answer.topic_partitions if one.offset >= 0}
+def _print_plan(plan: Iterable[Shift]) -> None:
+    print_table(["topic", "partition", "from", "to"], [(*each.place, each.old, each.new) for each in plan])
 
 
 def _description(cluster: ClusterClient, name: str, *, may_be_gone: bool) -> dict[str, Any] | None:
-    from millrace.cli import group_views
+    from millrace.admin import groups as group_views
 
     group = group_views.describe_group(cluster, name)
     if group is None:
@@ -472,125 +420,33 @@ def _member(member: MemberView) -> dict[str, Any]:
 
 
 def _partitions(cluster: ClusterClient, group: GroupView) -> list[dict[str, Any]]:
-    from millrace.cli import group_views
+    from millrace.admin.groups import read_lag
 
-    committed = group_views.committed_offsets(cluster, group.name)
-    owners = {one: member.member_id for member in group.members for one in member.partitions}
-    wanted = sorted(committed.keys() | owners.keys())
-    ends = group_views.end_offsets(cluster, wanted)
-    partitions = []
-    for one in wanted:
-        end, offset = ends.get(one), committed.get(one)
-        partitions.append(
-            {
-                "topic": one.topic,
-                "partition": one.partition,
-                "committed": offset,
-                "end_offset": end,
-                "lag": None if end is None or offset is None else max(end - offset, 0),
-                "member": owners.get(one),
-            }
-        )
-    return partitions
+    return [
+        {
+            "topic": each.place.topic,
+            "partition": each.place.partition,
+            "committed": each.committed,
+            "end_offset": each.end,
+            "lag": each.lag,
+            "member": each.member,
+        }
+        for each in read_lag(cluster, group)
+    ]
 
 
 def _queue_partitions(cluster: ClusterClient, group: GroupView) -> list[dict[str, Any]]:
     """A queue has no committed offset, but a start offset; and many may read one partition."""
-    from millrace.cli import group_views
-    from millrace.cli.queues import Position, positions_of
+    from millrace.admin.queues import read_partitions
 
-    known = positions_of(cluster, group.name)
-    readers = Counter(one for member in group.members for one in member.partitions)
-    wanted = sorted(known.keys() | readers.keys())
-    ends = group_views.end_offsets(cluster, wanted)
-    partitions = []
-    for one in wanted:
-        position = known.get(one, Position(None, None))
-        partitions.append(
-            {
-                "topic": one.topic,
-                "partition": one.partition,
-                "start": position.start,
-                "end_offset": ends.get(one),
-                "lag": position.lag,
-                "members": readers[one],
-            }
-        )
-    return partitions
-
-
-def _existing_bounds(admin: AdminClient, partitions: list[Partition]) -> dict[Partition, tuple[int, int]]:
-    """Offsets of the partitions that still exist: a group may have read a topic that was deleted since."""
-    from millrace.cli.connection import REQUEST_TIMEOUT_S
-
-    topics = admin.list_topics(timeout=REQUEST_TIMEOUT_S).topics
-    return offset_bounds(
-        admin, [(topic, index) for topic, index in partitions if topic in topics and index in topics[topic].partitions]
-    )
-
-
-def _chosen(admin: AdminClient, topics: list[str]) -> list[Partition]:
-    """`orders` is every partition of it, `orders:0,3` two of them."""
-    from millrace.cli.connection import topic_partitions
-
-    chosen: list[Partition] = []
-    for text in topics:
-        topic, colon, indexes = text.partition(":")
-        existing = topic_partitions(admin, topic)
-        if not colon:
-            chosen += [(topic, index) for index in existing]
-            continue
-        for index in indexes.split(","):
-            if not index.strip().isdigit() or int(index) not in existing:
-                raise CommandError(f"topic '{topic}' has no partition '{index}' (it has {len(existing)})")
-            chosen.append((topic, int(index)))
-    return chosen
-
-
-def _plan(
-    admin: AdminClient, chosen: list[Partition], committed: dict[Partition, int], target: Target
-) -> dict[Partition, tuple[int | None, int]]:
-    """Old and new offset per partition; a new one always lies inside the log."""
-    bounds = _existing_bounds(admin, chosen)
-    by_time = _offsets_at(admin, list(bounds), target.time_ms) if target.time_ms is not None else {}
-    plan: dict[Partition, tuple[int | None, int]] = {}
-    for partition, (start, end) in bounds.items():
-        old = committed.get(partition)
-        if target.earliest:
-            new = start
-        elif target.latest:
-            new = end
-        elif target.offset is not None:
-            new = target.offset
-        elif target.by is not None:
-            if old is None:
-                raise CommandError(f"--by: the group has no offset for {partition[0]}-{partition[1]}")
-            new = old + target.by
-        else:
-            new = by_time[partition] if by_time[partition] >= 0 else end
-        plan[partition] = (old, min(max(new, start), end))
-    return plan
-
-
-def _offsets_at(admin: AdminClient, partitions: list[Partition], time_ms: int) -> dict[Partition, int]:
-    from confluent_kafka import TopicPartition
-    from confluent_kafka.admin import OffsetSpec
-
-    from millrace.cli.connection import REQUEST_TIMEOUT_S, result
-
-    wanted = {TopicPartition(topic, index): OffsetSpec.for_timestamp(time_ms) for topic, index in partitions}
-    futures = admin.list_offsets(wanted, request_timeout=REQUEST_TIMEOUT_S)
-    return {(one.topic, one.partition): result(future).offset for one, future in futures.items()}
-
-
-def _commit(admin: AdminClient, group: str, offsets: dict[Partition, int]) -> None:
-    from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
-
-    from millrace.cli.connection import REQUEST_TIMEOUT_S, explain, result
-
-    wanted = [TopicPartition(topic, index, offset) for (topic, index), offset in offsets.items()]
-    request = [ConsumerGroupTopicPartitions(group, wanted)]
-    answer = result(admin.alter_consumer_group_offsets(request, request_timeout=REQUEST_TIMEOUT_S)[group])
-    failed = [one for one in answer.topic_partitions if one.error is not None]
-    if failed:
-        raise CommandError(f"{failed[0].topic}-{failed[0].partition}: {explain(failed[0].error)}")
+    return [
+        {
+            "topic": each.place.topic,
+            "partition": each.place.partition,
+            "start": each.start,
+            "end_offset": each.end,
+            "lag": each.lag,
+            "members": each.members,
+        }
+        for each in read_partitions(cluster, group)
+    ]

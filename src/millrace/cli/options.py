@@ -9,7 +9,7 @@ from typing import Annotated, Final
 import typer
 
 from millrace.cli.output import CommandError
-from millrace.cli.profiles import profile_settings, settle_address
+from millrace.cli.profiles import note_address, profile_settings
 from millrace.local import DEFAULT_FOLDER
 
 Bootstrap = Annotated[
@@ -19,7 +19,7 @@ Bootstrap = Annotated[
         "-b",
         envvar="MILLRACE_BOOTSTRAP",
         metavar="HOST:PORT,...",
-        callback=settle_address,
+        callback=note_address,
         help="Where the cluster answers.",
     ),
 ]

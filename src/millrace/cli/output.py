@@ -12,19 +12,31 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from typing import Any, Final
 
+from millrace.admin.words import Sum, count_text, size_text
 from millrace.errors import MillraceError
+
+__all__ = [
+    "HIDDEN",
+    "CommandError",
+    "Sum",
+    "count_text",
+    "lay_out",
+    "print_error",
+    "print_json",
+    "print_remark",
+    "print_table",
+    "size_text",
+]
 
 HIDDEN: Final = "********"
 """Instead of a secret."""
 _GAP: Final = "  "
 _BOLD: Final = "\x1b[1m"
 _PLAIN: Final = "\x1b[0m"
-_DECIMAL_UNITS: Final = ("B", "kB", "MB", "GB", "TB")
 
 
 class CommandError(MillraceError):
@@ -33,21 +45,6 @@ class CommandError(MillraceError):
     def __init__(self, message: str, *, exit_code: int = 1) -> None:
         super().__init__(message)
         self.exit_code = exit_code
-
-
-@dataclass(frozen=True, slots=True)
-class Sum:
-    """A sum over things of which some may not be known: `1,234 + ?`, null in JSON."""
-
-    known: int
-    complete: bool
-
-    @property
-    def or_none(self) -> int | None:
-        return self.known if self.complete else None
-
-    def text(self, write: Callable[[int], str]) -> str:
-        return write(self.known) if self.complete else f"{write(self.known)} + ?"
 
 
 def print_error(message: str) -> None:
@@ -154,17 +151,3 @@ def _printable(text: str) -> str:
 
 def _is_number(cell: str) -> bool:
     return re.fullmatch(r"-|-?[\d,]+(\.\d+)?( [kMGT]?B)?( \+ \?)?", cell) is not None
-
-
-def size_text(size_bytes: float) -> str:
-    """`1234567` as `1.2 MB`."""
-    for unit in _DECIMAL_UNITS:
-        if size_bytes < 1000 or unit == _DECIMAL_UNITS[-1]:
-            break
-        size_bytes /= 1000
-    return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
-
-
-def count_text(count: int, noun: str) -> str:
-    """`1 record`, `12,000 records`."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

@@ -231,18 +231,18 @@ def _measure(
                 run(Bench(clock, interruptions.came, view.show), tally)
         except KeyboardInterrupt:
             pass  # the second one: whatever is not acknowledged stays so
-    unsettled = 0 if producer is None else len(producer)
-    if unsettled and producer is not None:
+    unacknowledged = 0 if producer is None else len(producer)
+    if unacknowledged and producer is not None:
         producer.purge(blocking=False)
     if as_json:
-        print_json(summary(test, topic, plan, tally, unsettled))
+        print_json(summary(test, topic, plan, tally, unacknowledged))
     else:
-        print(summary_text(test, topic, tally, unsettled))
+        print(summary_text(test, topic, tally, unacknowledged))
     if tally.first_error is not None:
         print_error(tally.first_error)
     if interruptions.came():
         raise typer.Exit(130)
-    if tally.failed or tally.lost or unsettled:
+    if tally.failed or tally.lost or unacknowledged:
         raise typer.Exit(1)
 
 

@@ -298,9 +298,9 @@ class RoundTrip:
 
 
 def _assign(consumer: Consumer, begin: dict[TopicPartition, int]) -> None:
-    from confluent_kafka import TopicPartition as Place
+    from confluent_kafka import TopicPartition as LibraryPartition
 
-    consumer.assign([Place(one.topic, one.partition, offset) for one, offset in begin.items()])
+    consumer.assign([LibraryPartition(one.topic, one.partition, offset) for one, offset in begin.items()])
 
 
 def _poll(consumer: Consumer, timeout_s: float, most: int) -> list[Message]:

@@ -96,7 +96,7 @@ def _ms(value: float) -> str:
     return f"{value:.2f} ms" if value < 10 else f"{value:,.0f} ms"
 
 
-def summary(test: str, topic: str, plan: Plan, tally: Tally, unsettled: int) -> dict[str, Any]:
+def summary(test: str, topic: str, plan: Plan, tally: Tally, unacknowledged: int) -> dict[str, Any]:
     """What `--json` prints; the same figures as the text."""
     found: dict[str, Any] = {
         "test": test,
@@ -105,7 +105,7 @@ def summary(test: str, topic: str, plan: Plan, tally: Tally, unsettled: int) -> 
         "failed": tally.failed,
         "lost": tally.lost,
         "unsent": tally.unsent,
-        "unsettled": unsettled,
+        "unsettled": unacknowledged,
         "bytes": tally.done_bytes,
         "seconds": round(tally.elapsed_s, 6),
         "records_per_s": round(tally.done / tally.elapsed_s, 1),
@@ -117,14 +117,14 @@ def summary(test: str, topic: str, plan: Plan, tally: Tally, unsettled: int) -> 
     return {**found, _LATENCY[test][0]: tally.latencies.summary_ms()}
 
 
-def summary_text(test: str, topic: str, tally: Tally, unsettled: int) -> str:
+def summary_text(test: str, topic: str, tally: Tally, unacknowledged: int) -> str:
     rate = f"{tally.done / tally.elapsed_s:,.0f} records/s, {tally.done_bytes / tally.elapsed_s / 1e6:,.2f} MB/s"
     done = f"{count_text(tally.done, 'record')} {_VERB[test]} {topic} in {tally.elapsed_s:.2f} s: {rate}"
     trouble = {
         "failed": tally.failed,
         "lost": tally.lost,
         "due and not sent": tally.unsent,
-        "never acknowledged": unsettled,
+        "never acknowledged": unacknowledged,
     }
     done += "".join(f", {count:,} {what}" for what, count in trouble.items() if count)
     lines = [done, f"{_LATENCY[test][1]}: {latency_text(tally.latencies)}"]

@@ -156,23 +156,23 @@ def produce(
                 source = files or [Path("-")]
                 _say_what_is_waited_for(topic, source, reader, framing, quiet=quiet)
                 problem = _send_all(delivery, reader, source, interruptions, framing, quiet=quiet)
-            settled = delivery.flush(timeout_s + 5)
-            if follow and settled and problem is None and not delivery.failures:
+            delivered_all = delivery.flush(timeout_s + 5)
+            if follow and delivered_all and problem is None and not delivery.failures:
                 tail.save()
         except KeyboardInterrupt:
-            settled = False
-    unsettled = delivery.undelivered
-    if not settled:
+            delivered_all = False
+    unacknowledged = delivery.undelivered
+    if not delivered_all:
         delivery.abandon()
     for text in failure_texts(delivery.failures, topic, lambda: _rules_now(bootstrap, overrides, topic)):
         print_error(f"not delivered: {text}")
     if not quiet:
-        _summarise(delivery, unsettled, clock.monotonic() - began, is_json=is_json)
+        _summarise(delivery, unacknowledged, clock.monotonic() - began, is_json=is_json)
     if problem:
         print_error(problem)
     if interruptions.came() and not follow:
         raise typer.Exit(130)
-    if problem or delivery.failed or unsettled:
+    if problem or delivery.failed or unacknowledged:
         raise typer.Exit(1)
 
 
@@ -218,7 +218,7 @@ class Tail:
                 return "stopped at the first failure"
             unsaved = unsaved or sent > 0
             if unsaved and self._state is not None and self._clock.monotonic() >= due:
-                if self._settle():
+                if self._wait_delivered():
                     self.save()
                     unsaved = False
                 due = self._clock.monotonic() + _SAVE_EVERY_S
@@ -257,7 +257,7 @@ class Tail:
         self._lines = self._follower.lines()  # only now: a round that was left early goes on where it stopped
         return sent
 
-    def _settle(self) -> bool:
+    def _wait_delivered(self) -> bool:
         """Wait until nothing is in flight; False when that was interrupted or something failed."""
         while not self._delivery.flush(_FOLLOW_EVERY_S):
             if self._interruptions.came():
@@ -366,15 +366,15 @@ def _rules_now(bootstrap: str, overrides: dict[str, str], topic: str) -> TopicRu
         return TopicRules()
 
 
-def _summarise(delivery: Delivery, unsettled: int, elapsed_s: float, *, is_json: bool) -> None:
-    delivered = delivery.sent - delivery.failed - unsettled
+def _summarise(delivery: Delivery, unacknowledged: int, elapsed_s: float, *, is_json: bool) -> None:
+    delivered = delivery.sent - delivery.failed - unacknowledged
     if is_json:
         print_json(
             {
                 "topic": delivery.topic,
                 "delivered": delivered,
                 "failed": delivery.failed,
-                "unsettled": unsettled,
+                "unsettled": unacknowledged,
                 "bytes": delivery.sent_bytes,
                 "seconds": round(elapsed_s, 3),
             }
@@ -386,8 +386,8 @@ def _summarise(delivery: Delivery, unsettled: int, elapsed_s: float, *, is_json:
     )
     if delivery.failed:
         remark += f", {delivery.failed:,} failed"
-    if unsettled:
-        remark += f", {unsettled:,} unknown (never acknowledged)"
+    if unacknowledged:
+        remark += f", {unacknowledged:,} unknown (never acknowledged)"
     print_remark(remark)
 
 

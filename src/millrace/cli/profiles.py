@@ -114,7 +114,7 @@ def _choose(ctx: typer.Context, name: str | None) -> None:
         ctx.default_map = {**(ctx.default_map or {}), "bootstrap": profile.bootstrap}
 
 
-def settle_address(ctx: typer.Context, bootstrap: str) -> str:
+def note_address(ctx: typer.Context, bootstrap: str) -> str:
     """When the address is known: one that was given has nothing to do with the profile in use."""
     found, source = _in_use.get(), ctx.get_parameter_source("bootstrap")
     if found is not None and not found.was_named and source is not None and source.name in _GIVEN:

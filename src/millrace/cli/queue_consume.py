@@ -20,7 +20,10 @@ from typing import ClassVar, Final
 
 import typer
 
-from millrace.cli import config_values
+from millrace.admin import configs as config_values
+from millrace.admin import groups as group_views
+from millrace.admin.queues import DEAD_LETTERS, DELIVERY_LIMIT, positions_of
+from millrace.admin.topics import require_topic
 from millrace.cli.entry import require_entry
 from millrace.cli.output import CommandError, count_text, print_remark
 from millrace.cli.queue_exec import Ending, Tally, check_command, ending_of, exit_text, rest_s, run_command
@@ -36,8 +39,6 @@ _POLL_MS: Final = 500
 _BATCH: Final = 500
 _LOOK_S: Final = 0.2
 _RESET: Final = "share.auto.offset.reset"
-DELIVERY_LIMIT: Final = "share.delivery.count.limit"
-DEAD_LETTERS: Final = "errors.deadletterqueue.topic.name"
 _OTHER_KIND: Final = frozenset({ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.INCONSISTENT_GROUP_PROTOCOL})
 """What a member of a queue is told whose group is one of another kind."""
 
@@ -82,33 +83,12 @@ def open_client(bootstrap: str, overrides: Mapping[str, str]) -> ClusterClient:
     return ClusterClient(ClientSettings.from_properties(properties))
 
 
-def require_topic(client: ClusterClient, topic: str) -> None:
-    if topic in client.topics([topic]):
-        return
-    from difflib import get_close_matches
-
-    near = get_close_matches(topic, client.topics(), n=1)
-    raise CommandError(f"there is no topic '{topic}'" + (f"; did you mean '{near[0]}'?" if near else ""))
-
-
 def refuse_queue(bootstrap: str, overrides: Mapping[str, str], name: str) -> None:
     """CommandError where a group that is to be read as a consumer group is a queue: the broker only says it differs."""
-    from millrace.cli import group_views
-
     with open_client(bootstrap, overrides) as client:
         found = group_views.describe_group(client, name)
     if found is not None and found.type == group_views.SHARE:
         raise CommandError(f"group '{name}' is a queue: read it with --queue {name}, or choose another --group")
-
-
-def other_kind(client: ClusterClient, name: str) -> str | None:
-    """`a consumer group`, where a group that is to be a queue is one of another kind; None where nothing is wrong."""
-    from millrace.cli import group_views
-
-    found = group_views.describe_group(client, name)
-    if found is None or found.type == group_views.SHARE:
-        return None
-    return "a consumer group" if found.type in (group_views.CLASSIC, group_views.CONSUMER) else f"a {found.type} group"
 
 
 def consume_queue(
@@ -132,7 +112,7 @@ def consume_queue(
             with consumer:
                 reader.run(waiting)
         except ApiError as error:
-            kind = other_kind(client, options.group) if error.code in _OTHER_KIND else None
+            kind = group_views.other_kind(client, options.group) if error.code in _OTHER_KIND else None
             if kind is None:
                 raise
             raise CommandError(
@@ -163,8 +143,6 @@ def _waiting_remark(client: ClusterClient, options: QueueOptions) -> str | None:
 
 
 def _begins_at_the_end(client: ClusterClient, options: QueueOptions) -> bool:
-    from millrace.cli.queues import positions_of
-
     try:
         positions = positions_of(client, options.group)
     except ApiError as error:

@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 
+from millrace.admin.quotas import KEYS, KINDS, Parts, alter_quotas, describe_quotas
 from millrace.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Client, Json, Yes, confirm, name_values
 from millrace.cli.output import CommandError, print_json, print_table, size_text
 from millrace.cli.queue_consume import open_client
-from millrace.client.cluster import ClusterClient, raise_for
-from millrace.cluster.quotas import MatchType
 from millrace.security.quotas import (
     CLIENT_ID,
-    CLIENT_KEYS,
     CONNECTION_CREATION_RATE,
     CONSUMER_BYTE_RATE,
     CONTROLLER_MUTATION_RATE,
@@ -27,14 +25,11 @@ from millrace.security.quotas import (
     REQUEST_PERCENTAGE,
     USER,
 )
-from millrace.wire.messages.quotas import AlterClientQuotasRequest, DescribeClientQuotasRequest
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Show and change what users, clients and addresses may use."
 )
 
-_KINDS: Final = (USER, CLIENT_ID, IP)
-_KEYS: Final = (*CLIENT_KEYS, CONNECTION_CREATION_RATE)
 _BYTES: Final = frozenset({PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE})
 _DEFAULT: Final = "(default)"
 _SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(?:([kKMGT]?)(i?)[bB])?(?:/s)?\s*\Z")
@@ -46,8 +41,6 @@ Address = Annotated[str | None, typer.Option("--ip", metavar="ADDRESS", help="An
 AnyUser = Annotated[bool, typer.Option("--default-user", help="Every user without a quota of its own.")]
 AnyClientId = Annotated[bool, typer.Option("--default-client-id", help="Every client id without a quota of its own.")]
 AnyAddress = Annotated[bool, typer.Option("--default-ip", help="Every address without a quota of its own.")]
-
-Parts = dict[str, str | None]
 
 
 @app.command("list", epilog="Examples: `millrace quotas list` or `millrace quotas list --user alice --json`")
@@ -66,16 +59,16 @@ def list_(
     """List quotas: all of them, or those that name a user, client id or address."""
     parts = _parts(user, client_id, ip, default_user, default_client_id, default_ip)
     with open_client(bootstrap, name_values(client, "--client")) as cluster:
-        found = _describe(cluster, parts, strict=False)
+        found = describe_quotas(cluster, parts, strict=False)
     if as_json:
         print_json([{"entity": entity, "quotas": values} for entity, values in found])
         return
     print_table(
-        [name.replace("_", " ") for name in (*_KINDS, *_KEYS)],
+        [name.replace("_", " ") for name in (*KINDS, *KEYS)],
         [
             [
-                *(_DEFAULT if kind in entity and entity[kind] is None else entity.get(kind) for kind in _KINDS),
-                *(_shown(key, values.get(key)) for key in _KEYS),
+                *(_DEFAULT if kind in entity and entity[kind] is None else entity.get(kind) for kind in KINDS),
+                *(_shown(key, values.get(key)) for key in KEYS),
             ]
             for entity, values in found
         ],
@@ -130,7 +123,7 @@ def set_(
     if not values:
         raise CommandError("say what to set, such as --producer-byte-rate 10MB", exit_code=2)
     with open_client(bootstrap, name_values(client, "--client")) as cluster:
-        _alter(cluster, parts, values)
+        alter_quotas(cluster, parts, values)
     _print_done("set", parts, values, as_json=as_json)
 
 
@@ -158,17 +151,17 @@ def remove(
     parts = _require_parts(_parts(user, client_id, ip, default_user, default_client_id, default_ip))
     chosen = [key.replace("-", "_") for key in keys or ()]
     for key in chosen:
-        if key not in _KEYS:
-            raise CommandError(f"--key is one of {', '.join(_KEYS)}, not '{key}'", exit_code=2)
+        if key not in KEYS:
+            raise CommandError(f"--key is one of {', '.join(KEYS)}, not '{key}'", exit_code=2)
     with open_client(bootstrap, name_values(client, "--client")) as cluster:
-        there = next((values for entity, values in _describe(cluster, parts, strict=True)), {})
+        there = next((values for entity, values in describe_quotas(cluster, parts, strict=True)), {})
         missing = [key for key in chosen if key not in there]
         if missing or not there:
             what = missing[0] if missing else "quota"
             raise CommandError(f"{_named(parts)} has no {what}; see: millrace quotas list")
         gone: dict[str, float | None] = dict.fromkeys(chosen or there)
         confirm(f"Remove {', '.join(gone)} of {_named(parts)}?", yes=yes)
-        _alter(cluster, parts, gone)
+        alter_quotas(cluster, parts, gone)
     _print_done("removed", parts, gone, as_json=as_json)
 
 
@@ -211,53 +204,6 @@ def _shown(key: str, value: float | None) -> str | None:
     if value is None:
         return None
     return f"{size_text(value)}/s" if key in _BYTES else f"{value:g}"
-
-
-def _describe(cluster: ClusterClient, parts: Parts, *, strict: bool) -> list[tuple[Parts, dict[str, float]]]:
-    request = DescribeClientQuotasRequest(
-        components=[
-            DescribeClientQuotasRequest.ComponentData(
-                entity_type=kind, match_type=MatchType.DEFAULT if name is None else MatchType.EXACT, match=name
-            )
-            for kind, name in parts.items()
-        ],
-        strict=strict,
-    )
-
-    def read(response: Any) -> list[tuple[Parts, dict[str, float]]]:
-        raise_for(response.error_code, response.error_message)
-        return [
-            (
-                {part.entity_type: part.entity_name for part in entry.entity},
-                {each.key: each.value for each in entry.values},
-            )
-            for entry in response.entries or ()
-        ]
-
-    return sorted(cluster.ask_any_broker("the quotas", request, read), key=lambda found: repr(sorted(found[0].items())))
-
-
-def _alter(cluster: ClusterClient, parts: Parts, values: Mapping[str, float | None]) -> None:
-    request = AlterClientQuotasRequest(
-        entries=[
-            AlterClientQuotasRequest.EntryData(
-                entity=[
-                    AlterClientQuotasRequest.EntityData(entity_type=kind, entity_name=name)
-                    for kind, name in parts.items()
-                ],
-                ops=[
-                    AlterClientQuotasRequest.OpData(key=key, value=value or 0.0, remove=value is None)
-                    for key, value in values.items()
-                ],
-            )
-        ]
-    )
-
-    def read(response: Any) -> None:
-        for entry in response.entries:
-            raise_for(entry.error_code, entry.error_message)
-
-    cluster.ask_any_broker("the change of quotas", request, read)
 
 
 def _print_done(verb: str, parts: Parts, values: Mapping[str, float | None], *, as_json: bool) -> None:

@@ -1,8 +1,8 @@
 """`millrace cluster reassign`: move partitions to other brokers, with a plan to look at first and a way back.
 
 The brokers do the work (KIP-455), so that a move goes on when this command ends. What is worth moving is decided in
-`cluster.balance`, how it is asked for in `moves`. A limit on the speed is taken off when the move is over, by this
-command or, where it was interrupted, by the next `--status`.
+`cluster.balance`, how it is asked for in `admin.moves`. A limit on the speed is taken off when the move is over, by
+this command or, where it was interrupted, by the next `--status`.
 """
 
 from __future__ import annotations
@@ -10,22 +10,24 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
-from millrace.cli import moves
-from millrace.cli.cluster_state import Administration, health, read_cluster
-from millrace.cli.log_dirs import largest_replicas, read_log_dirs
+from millrace.admin import moves
+from millrace.admin.cluster import elect_leaders, read_cluster
+from millrace.admin.errors import AdminError
+from millrace.admin.log_dirs import largest_replicas, read_log_dirs
+from millrace.cli.entry import open_cluster
 from millrace.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Client, Json, Yes, confirm, name_values
 from millrace.cli.output import CommandError, count_text, print_error, print_json, print_remark, print_table, size_text
+from millrace.client.cluster import ClusterClient
 from millrace.cluster.image import ClusterImage
 from millrace.cluster.reassignments import Reassignment
 from millrace.errors import ApiError, ErrorCode
 from millrace.model import TopicPartition
-from millrace.wire.messages.partitions import ElectLeadersRequest
 
 POLL_S: Final = 0.5
 
@@ -74,13 +76,13 @@ def reassign(
     if sum(modes) > 1:
         planned = "--add-brokers/--drain/--replication-factor"
         raise CommandError(f"--status, --cancel, --file and {planned} exclude each other", exit_code=2)
-    with Administration.of(bootstrap, name_values(client, "--client")) as admin:
-        image = read_cluster(admin)
+    with open_cluster(bootstrap, name_values(client, "--client")) as cluster:
+        image = read_cluster(cluster)
         if status:
-            _show_status(admin, image, topics, as_json=as_json)
+            _show_status(cluster, image, topics, as_json=as_json)
             return
         if cancel:
-            _cancel(admin, image, topics, yes=yes, as_json=as_json)
+            _cancel(cluster, image, topics, yes=yes, as_json=as_json)
             return
         if moving := [state for _, _, state in image.partitions() if state.is_reassigning]:
             raise CommandError(
@@ -90,7 +92,7 @@ def reassign(
             plan = moves.check_plan(image, moves.parse_plan(file.read_text(), str(file)))
         else:
             plan = moves.make_plan(image, add=chosen, drain=drain or [], topics=topics, factor=factor)
-        _execute(admin, image, plan, throttle, dry_run=dry_run, yes=yes, as_json=as_json)
+        _execute(cluster, image, plan, throttle, dry_run=dry_run, yes=yes, as_json=as_json)
 
 
 def _brokers_to_add(text: str | None) -> list[int]:
@@ -102,8 +104,8 @@ def _brokers_to_add(text: str | None) -> list[int]:
     return [int(word) for word in words]
 
 
-def _show_plan(admin: Administration, image: ClusterImage, plan: Sequence[Reassignment]) -> None:
-    sizes = largest_replicas(read_log_dirs(admin, image))
+def _show_plan(cluster: ClusterClient, image: ClusterImage, plan: Sequence[Reassignment]) -> None:
+    sizes = largest_replicas(read_log_dirs(cluster, image))
     copied = [(TopicPartition(move.topic, move.index), len(moves.replicas_added(image, move))) for move in plan]
     size_bytes = sum(sizes.get(place, 0) * count for place, count in copied)
     print_table(
@@ -127,7 +129,7 @@ def _numbers(values: Iterable[int]) -> str:
 
 
 def _execute(
-    admin: Administration,
+    cluster: ClusterClient,
     image: ClusterImage,
     plan: list[Reassignment],
     throttle: int | None,
@@ -140,17 +142,17 @@ def _execute(
         _tell(plan, "nothing to move", as_json=as_json)
         return
     if not as_json:
-        _show_plan(admin, image, plan)
+        _show_plan(cluster, image, plan)
     if dry_run:
         _tell(plan, "a plan only; say it again without --dry-run", as_json=as_json)
         return
     confirm(f"Move {count_text(len(plan), 'partition')}?", yes=yes)
     if throttle is not None:
-        moves.alter_settings(admin, moves.limits(image, plan, throttle))
-    failed = moves.submit(admin, plan)
+        moves.alter_settings(cluster, moves.limits(image, plan, throttle))
+    failed = moves.submit(cluster, plan)
     begun = [move for move in plan if (move.topic, move.index) not in failed]
     try:
-        _wait(admin, begun)
+        _wait(cluster, begun)
     except KeyboardInterrupt:
         limited = "; the limit stays until the end is seen by --status" if throttle is not None else ""
         print_remark(
@@ -159,8 +161,8 @@ def _execute(
         )
         raise typer.Exit(130) from None
     if throttle is not None:
-        moves.lift_limits(admin, image)
-    _finish(admin, begun, failed, as_json=as_json)
+        moves.lift_limits(cluster, image)
+    _finish(cluster, begun, failed, as_json=as_json)
 
 
 def _tell(plan: Iterable[Reassignment], words: str, *, as_json: bool) -> None:
@@ -171,16 +173,16 @@ def _tell(plan: Iterable[Reassignment], words: str, *, as_json: bool) -> None:
 
 
 def _finish(
-    admin: Administration, begun: list[Reassignment], failed: Mapping[tuple[str, int], ApiError], *, as_json: bool
+    cluster: ClusterClient, begun: list[Reassignment], failed: Mapping[tuple[str, int], ApiError], *, as_json: bool
 ) -> None:
     """Give the leadership to the replicas that stand first, and tell what became of the plan."""
-    after = read_cluster(admin)
+    after = read_cluster(cluster)
     moved = [
         move
         for move in begun
         if (topic := after.topic(move.topic)) is not None and topic.partitions[move.index].replicas == move.replicas
     ]
-    _elect_preferred(admin, moved)
+    _elect_preferred(cluster, moved)
     for (topic_name, index), error in failed.items():
         print_error(f"{topic_name}-{index}: {error.message} ({error.code.name})")
     if len(moved) < len(begun):
@@ -190,13 +192,13 @@ def _finish(
         raise typer.Exit(1)
 
 
-def _wait(admin: Administration, plan: Sequence[Reassignment]) -> None:
+def _wait(cluster: ClusterClient, plan: Sequence[Reassignment]) -> None:
     """Return when no move of the plan is under way."""
     wanted = {(move.topic, move.index) for move in plan}
     pause = threading.Event()
     with _progress(len(wanted)) as show:
         while True:
-            left = len(wanted & moves.under_way(admin))
+            left = len(wanted & moves.under_way(cluster))
             show(len(wanted) - left)
             if not left:
                 return
@@ -226,42 +228,28 @@ def _progress(total: int) -> Iterator[Callable[[int], None]]:
         yield lambda done: bar.update(task, completed=done)
 
 
-def _elect_preferred(admin: Administration, plan: Sequence[Reassignment]) -> None:
+def _elect_preferred(cluster: ClusterClient, plan: Sequence[Reassignment]) -> None:
     """Best effort: the controller does it anyway, a little later."""
-    topics: dict[str, list[int]] = {}
-    for move in plan:
-        topics.setdefault(move.topic, []).append(move.index)
-    if topics:
-        wanted = [
-            ElectLeadersRequest.TopicPartitions(topic=name, partitions=indexes) for name, indexes in topics.items()
-        ]
-        admin.ask(ElectLeadersRequest(election_type=0, topic_partitions=wanted, timeout_ms=10_000))
+    if plan:
+        with suppress(AdminError):
+            elect_leaders(cluster, [TopicPartition(move.topic, move.index) for move in plan])
 
 
 # --- what is under way ------------------------------------------------------------------------------------------------
 
 
-def _moving(image: ClusterImage, topics: Sequence[str] | None) -> list[TopicPartition]:
-    moves.check_topics(image, topics or ())
-    return [place for place in health(image).reassigning if not topics or place.topic in topics]
-
-
-def _show_status(admin: Administration, image: ClusterImage, topics: Sequence[str] | None, *, as_json: bool) -> None:
-    places = _moving(image, topics)
-    rows: list[dict[str, Any]] = []
-    for topic, index in places:
-        state = image.topics[topic].partitions[index]
-        staying = [replica for replica in state.replicas if replica not in state.adding]
-        rows.append(
-            {
-                "topic": topic,
-                "partition": index,
-                "replicas": staying,
-                "adding": list(state.adding),
-                "removing": list(state.removing),
-                "isr": list(state.isr),
-            }
-        )
+def _show_status(cluster: ClusterClient, image: ClusterImage, topics: Sequence[str] | None, *, as_json: bool) -> None:
+    rows: list[dict[str, Any]] = [
+        {
+            "topic": each.place.topic,
+            "partition": each.place.partition,
+            "replicas": list(each.staying),
+            "adding": list(each.adding),
+            "removing": list(each.removing),
+            "isr": list(each.isr),
+        }
+        for each in moves.moving(image, topics)
+    ]
     if as_json:
         print_json(rows)
     elif rows:
@@ -278,20 +266,20 @@ def _show_status(admin: Administration, image: ClusterImage, topics: Sequence[st
         )
     else:
         print("nothing is being moved")
-    if not rows and not topics and moves.lift_limits(admin, image):
+    if not rows and not topics and moves.lift_limits(cluster, image):
         print_remark("took off the limits of a move that is over")
 
 
 def _cancel(
-    admin: Administration, image: ClusterImage, topics: Sequence[str] | None, *, yes: bool, as_json: bool
+    cluster: ClusterClient, image: ClusterImage, topics: Sequence[str] | None, *, yes: bool, as_json: bool
 ) -> None:
-    places = _moving(image, topics)
+    places = [each.place for each in moves.moving(image, topics)]
     failed: dict[tuple[str, int], ApiError] = {}
     if places:
         confirm(f"Take back the move of {count_text(len(places), 'partition')}?", yes=yes)
-        failed = moves.submit(admin, [Reassignment(topic, index, None) for topic, index in places])
+        failed = moves.submit(cluster, [Reassignment(topic, index, None) for topic, index in places])
     if not topics:
-        moves.lift_limits(admin, image)
+        moves.lift_limits(cluster, image)
     taken_back = [place for place in places if tuple(place) not in failed]
     if as_json:
         print_json([{"topic": topic, "partition": index, "result": "taken back"} for topic, index in taken_back])

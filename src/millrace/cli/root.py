@@ -16,6 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from millrace import __version__
+from millrace.admin.errors import AdminError
 from millrace.cli.completion import offer_words
 from millrace.cli.help import help_text
 from millrace.cli.output import CommandError, print_error
@@ -44,6 +45,7 @@ NOUNS: Final = (
     "log",
     "perf",
     "pipeline",
+    "console",
     "demo",
     "profile",
 )
@@ -193,7 +195,7 @@ def _report(error: Exception) -> int:
         return error.exit_code
     if isinstance(error, MillraceError):
         print_error(str(error))
-        return 1
+        return 2 if isinstance(error, AdminError) and error.mistake else 1
     if isinstance(error, OSError):
         print_error(f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error))
         return 1

@@ -10,32 +10,26 @@ The project's own client, because librdkafka does not speak these APIs; any Kafk
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Final, TypeVar
+from collections.abc import Collection, Mapping
+from typing import Annotated, Any, Final
 
 import typer
 
+from millrace.admin.tokens import (
+    AT_ONCE,
+    BY_SERVER,
+    TokenView,
+    create_token,
+    describe_tokens,
+    expire_token,
+    renew_token,
+    require_token,
+)
 from millrace.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Client, Json, Yes, confirm, name_values
-from millrace.cli.output import CommandError, print_json, print_remark, print_table
+from millrace.cli.output import print_json, print_remark, print_table
 from millrace.cli.queue_consume import open_client
 from millrace.cli.times import duration_text, iso_utc, parse_duration_ms
-from millrace.client.cluster import ClusterClient, raise_for
 from millrace.clock import SystemClock
-from millrace.errors import ApiError, ErrorCode
-from millrace.wire.messages.delegation_tokens import (
-    CreateDelegationTokenRequest,
-    CreateDelegationTokenResponse,
-    DescribeDelegationTokenRequest,
-    DescribeDelegationTokenResponse,
-    ExpireDelegationTokenRequest,
-    ExpireDelegationTokenResponse,
-    RenewDelegationTokenRequest,
-    RenewDelegationTokenResponse,
-)
-from millrace.wire.schema import Request
-
-V = TypeVar("V")
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -44,39 +38,12 @@ app = typer.Typer(
 )
 
 _USER: Final = "User:"
-_AT_ONCE: Final = -1
-_BY_SERVER: Final = -1
 _DEFAULT_MECHANISM: Final = "SCRAM-SHA-512"
 _REMARK: Final = (
     "The HMAC is shown only now. The Java client, franz-go and millrace's own client (Spark, queues) log in by token; "
     "librdkafka, and with it confluent-kafka, cannot, nor can kafka-python and aiokafka."
 )
-_HINTS: Final[Mapping[ErrorCode, str]] = {
-    ErrorCode.DELEGATION_TOKEN_AUTH_DISABLED: "the brokers have no tokens: delegation.token.secret.key is not set",
-    ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED: "tokens are for those who have logged in, and not by a token: "
-    "give a login with --client or in a profile",
-    ErrorCode.DELEGATION_TOKEN_AUTHORIZATION_FAILED: "you may not make tokens for this user (the right is "
-    "CREATE_TOKENS on the user)",
-    ErrorCode.DELEGATION_TOKEN_OWNER_MISMATCH: "only its owner and its renewers may do this",
-    ErrorCode.DELEGATION_TOKEN_EXPIRED: "the token has expired; make another: millrace tokens create",
-    ErrorCode.DELEGATION_TOKEN_NOT_FOUND: "there is no such token any more; see: millrace tokens list",
-}
-
 TokenId = Annotated[str, typer.Argument(metavar="TOKEN_ID", show_default=False, help="The token (see list).")]
-
-
-@dataclass(frozen=True, slots=True)
-class TokenView:
-    """A token, as a broker describes it."""
-
-    token_id: str
-    owner: str
-    requester: str
-    renewers: tuple[str, ...]
-    issued_ms: int
-    expires_ms: int
-    max_ms: int
-    hmac: bytes = field(repr=False)
 
 
 @app.command(
@@ -105,7 +72,7 @@ def create(
     For somebody else it needs the right CREATE_TOKENS on that user. The password cannot be had again.
     """
     settings = name_values(client, "--client")
-    lifetime_ms = _BY_SERVER if max_lifetime is None else parse_duration_ms(max_lifetime)
+    lifetime_ms = BY_SERVER if max_lifetime is None else parse_duration_ms(max_lifetime)
     with open_client(bootstrap, settings) as cluster:
         made = create_token(cluster, owner and _principal(owner), list(map(_principal, renewers or ())), lifetime_ms)
     login = client_properties(made, settings)
@@ -154,9 +121,9 @@ def renew(
     as_json: Json = False,
 ) -> None:
     """Have a token expire later, at most when it was made to end."""
-    period_ms = _BY_SERVER if period is None else parse_duration_ms(period)
+    period_ms = BY_SERVER if period is None else parse_duration_ms(period)
     with open_client(bootstrap, name_values(client, "--client")) as cluster:
-        expires_ms = renew_token(cluster, _require(cluster, token_id), period_ms)
+        expires_ms = renew_token(cluster, require_token(cluster, token_id), period_ms)
     _print_outcome(token_id, "renewed", expires_ms, as_json=as_json)
 
 
@@ -179,116 +146,13 @@ def expire(
 
     Nobody logs in with it after that. Connections that have logged in before stay until it would have expired.
     """
-    period_ms = _AT_ONCE if period is None else parse_duration_ms(period)
+    period_ms = AT_ONCE if period is None else parse_duration_ms(period)
     with open_client(bootstrap, name_values(client, "--client")) as cluster:
-        token = _require(cluster, token_id)
+        token = require_token(cluster, token_id)
         if period is None:
             confirm(f"End token {token_id} of {token.owner} now?", yes=yes)
         expires_ms = expire_token(cluster, token, period_ms)
     _print_outcome(token_id, "ended" if period is None else "changed", expires_ms, as_json=as_json)
-
-
-# --- asking -----------------------------------------------------------------------------------------------------------
-
-
-def create_token(
-    cluster: ClusterClient, owner: str | None, renewers: Collection[str], max_lifetime_ms: int
-) -> TokenView:
-    """A new token of `owner`, or of whoever asks; principals are written as `User:name`."""
-    kind_of_owner, name_of_owner = (None, None) if owner is None else _parts(owner)
-    request = CreateDelegationTokenRequest(
-        owner_principal_type=kind_of_owner,
-        owner_principal_name=name_of_owner,
-        renewers=[
-            CreateDelegationTokenRequest.CreatableRenewers(principal_type=kind, principal_name=name)
-            for kind, name in map(_parts, renewers)
-        ],
-        max_lifetime_ms=max_lifetime_ms,
-    )
-
-    def read(response: CreateDelegationTokenResponse) -> TokenView:
-        raise_for(response.error_code)
-        made_for = f"{response.principal_type}:{response.principal_name}"
-        asked_by = f"{response.token_requester_principal_type}:{response.token_requester_principal_name}"
-        return TokenView(
-            token_id=response.token_id,
-            owner=made_for,
-            requester=made_for if asked_by == ":" else asked_by,
-            renewers=tuple(renewers),
-            issued_ms=response.issue_timestamp_ms,
-            expires_ms=response.expiry_timestamp_ms,
-            max_ms=response.max_timestamp_ms,
-            hmac=bytes(response.hmac),
-        )
-
-    return _asked(cluster, "a new token", request, read)
-
-
-def describe_tokens(cluster: ClusterClient, owners: Collection[str] | None = None) -> list[TokenView]:
-    """The tokens that whoever asks may see, of these owners or of all, in the order in which they were made."""
-    kind = DescribeDelegationTokenRequest.DescribeDelegationTokenOwner
-    wanted = None
-    if owners is not None:
-        wanted = [kind(principal_type=each, principal_name=name) for each, name in map(_parts, owners)]
-
-    def read(response: DescribeDelegationTokenResponse) -> list[TokenView]:
-        raise_for(response.error_code)
-        return sorted(map(_view, response.tokens), key=lambda each: (each.issued_ms, each.token_id))
-
-    return _asked(cluster, "tokens", DescribeDelegationTokenRequest(owners=wanted), read)
-
-
-def _view(each: DescribeDelegationTokenResponse.DescribedDelegationToken) -> TokenView:
-    owner = f"{each.principal_type}:{each.principal_name}"
-    requester = f"{each.token_requester_principal_type}:{each.token_requester_principal_name}"
-    return TokenView(
-        token_id=each.token_id,
-        owner=owner,
-        requester=owner if requester == ":" else requester,
-        renewers=tuple(f"{renewer.principal_type}:{renewer.principal_name}" for renewer in each.renewers),
-        issued_ms=each.issue_timestamp,
-        expires_ms=each.expiry_timestamp,
-        max_ms=each.max_timestamp,
-        hmac=bytes(each.hmac),
-    )
-
-
-def renew_token(cluster: ClusterClient, token: TokenView, period_ms: int) -> int:
-    """When it expires now."""
-    request = RenewDelegationTokenRequest(hmac=token.hmac, renew_period_ms=period_ms)
-
-    def read(response: RenewDelegationTokenResponse) -> int:
-        raise_for(response.error_code)
-        return response.expiry_timestamp_ms
-
-    return _asked(cluster, f"token {token.token_id}", request, read)
-
-
-def expire_token(cluster: ClusterClient, token: TokenView, period_ms: int) -> int:
-    """When it expires now; less than zero ends it."""
-    request = ExpireDelegationTokenRequest(hmac=token.hmac, expiry_time_period_ms=period_ms)
-
-    def read(response: ExpireDelegationTokenResponse) -> int:
-        raise_for(response.error_code)
-        return response.expiry_timestamp_ms
-
-    return _asked(cluster, f"token {token.token_id}", request, read)
-
-
-def _asked(cluster: ClusterClient, what: str, request: Request, read: Callable[[Any], V]) -> V:
-    try:
-        return cluster.ask_any_broker(what, request, read)
-    except ApiError as error:
-        if error.code in _HINTS:
-            raise CommandError(f"{_HINTS[error.code]} ({error.code.name})") from None
-        raise
-
-
-def _require(cluster: ClusterClient, token_id: str) -> TokenView:
-    for each in describe_tokens(cluster):
-        if each.token_id == token_id:
-            return each
-    raise CommandError(f"there is no token '{token_id}' that you may see; see: millrace tokens list")
 
 
 # --- showing ----------------------------------------------------------------------------------------------------------
@@ -353,8 +217,3 @@ def _print_outcome(token_id: str, result: str, expires_ms: int, *, as_json: bool
 def _principal(text: str) -> str:
     """`alice` and `User:alice` are the same."""
     return text if text.startswith(_USER) else _USER + text
-
-
-def _parts(principal: str) -> tuple[str, str]:
-    kind, _, name = principal.partition(":")
-    return kind, name

@@ -27,7 +27,7 @@ from millrace.cli.output import (
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient, ConfigEntry
 
-    from millrace.cli.log_dirs import LogDirectory
+    from millrace.admin.log_dirs import LogDirectory
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Create, list, describe, alter and delete topics.")
 
@@ -357,16 +357,17 @@ def _source(entry: ConfigEntry) -> str:
 
 
 def _read_log_dirs(bootstrap: str, overrides: Mapping[str, str]) -> list[LogDirectory]:
-    from millrace.cli.cluster_state import Administration, read_cluster
-    from millrace.cli.log_dirs import read_log_dirs
+    from millrace.admin.cluster import read_cluster
+    from millrace.admin.log_dirs import read_log_dirs
+    from millrace.cli.entry import open_cluster
 
-    with Administration.of(bootstrap, overrides) as admin:
-        return read_log_dirs(admin, read_cluster(admin))
+    with open_cluster(bootstrap, overrides) as cluster:
+        return read_log_dirs(cluster, read_cluster(cluster))
 
 
 def _sizes_on_disk(log_dirs: list[LogDirectory], topics: Mapping[str, Mapping[int, Any]]) -> dict[str, Sum]:
     """Per topic, all replicas together; one that no broker has told of leaves the sum incomplete."""
-    from millrace.cli.log_dirs import replica_sizes
+    from millrace.admin.log_dirs import replica_sizes
 
     sizes = replica_sizes(log_dirs)
     sums = {}

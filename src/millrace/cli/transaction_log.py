@@ -8,23 +8,13 @@ from __future__ import annotations
 import struct
 from typing import Any, Final
 
+from millrace.admin.transactions import STATE_NAMES
 from millrace.cli.times import iso_utc
 from millrace.errors import ProtocolError
 from millrace.transactions.records import TransactionLogKey, TransactionLogValue
 from millrace.wire.codec import decode
 
 _PREFIX: Final = struct.Struct(">h")
-STATES: Final = (
-    "Empty",
-    "Ongoing",
-    "PrepareCommit",
-    "PrepareAbort",
-    "CompleteCommit",
-    "CompleteAbort",
-    "Dead",
-    "PrepareEpochFence",
-)
-"""What a transaction can be in, by its number in a record."""
 
 
 def describe_transaction_state(key: bytes | None, value: bytes | None) -> dict[str, Any]:
@@ -52,7 +42,7 @@ def describe_transaction_state(key: bytes | None, value: bytes | None) -> dict[s
 def _fields(value: TransactionLogValue) -> dict[str, Any]:
     status = value.transaction_status
     return {
-        "state": STATES[status] if 0 <= status < len(STATES) else status,
+        "state": STATE_NAMES[status] if 0 <= status < len(STATE_NAMES) else status,
         "producer_id": value.producer_id,
         "producer_epoch": value.producer_epoch,
         "previous_producer_id": value.previous_producer_id,

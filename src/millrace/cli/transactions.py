@@ -2,7 +2,8 @@
 
 A transaction that takes long keeps read_committed readers waiting. Its coordinator aborts it after its timeout; where
 its producer is gone for good, `terminate` need not wait for that. One that only a partition knows of has nobody to end
-it: `find-hanging` finds it, `abort` ends it in that partition. How they are asked for is `transaction_views`.
+it: `find-hanging` finds it, `abort` ends it in that partition. How they are asked for is
+`admin.transactions`.
 """
 
 from __future__ import annotations
@@ -13,11 +14,9 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from millrace.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Client, Json, Yes, confirm, name_values
-from millrace.cli.output import CommandError, print_error, print_json, print_table
-from millrace.cli.queue_consume import open_client, require_topic
-from millrace.cli.times import duration_text, iso_utc, parse_duration_ms
-from millrace.cli.transaction_views import (
+from millrace.admin.errors import AdminError
+from millrace.admin.topics import require_topic
+from millrace.admin.transactions import (
     STATES,
     ProducerView,
     TransactionView,
@@ -29,6 +28,10 @@ from millrace.cli.transaction_views import (
     list_transactions,
     write_abort_marker,
 )
+from millrace.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Client, Json, Yes, confirm, name_values
+from millrace.cli.output import CommandError, print_error, print_json, print_table
+from millrace.cli.queue_consume import open_client
+from millrace.cli.times import duration_text, iso_utc, parse_duration_ms
 from millrace.client.cluster import ClusterClient
 from millrace.clock import SystemClock
 from millrace.errors import ApiError
@@ -259,7 +262,7 @@ def terminate(
             try:
                 # Asking for a producer id would make an id that does not exist.
                 producer_id, epoch = fence(cluster, _require(cluster, name))
-            except (CommandError, ApiError) as error:
+            except (CommandError, AdminError, ApiError) as error:
                 outcomes.append({"transactional_id": name, "result": "failed", "error": str(error)})
                 print_error(str(error))
                 continue

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from millrace.cli.console import parse_listen
 from millrace.cli.options import DEFAULT_DATA, Data, name_values
 from millrace.cli.output import CommandError, count_text, print_remark
 from millrace.clock import Clock, SystemClock
@@ -40,9 +41,11 @@ if TYPE_CHECKING:
 
 FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 30.0
-SETTLED_S: Final = 60.0
+STEADY_S: Final = 60.0
 """A broker that ran this long was no failed start."""
 _LOOK_EVERY_S: Final = 0.1
+_CONSOLE: Final = "console="
+_NO_CONSOLE: Final = "millrace: the console has ended:"
 _SETTINGS: Final = "MILLRACE_UP_SETTINGS"
 
 app = typer.Typer(add_completion=False)
@@ -99,6 +102,14 @@ def up(
         ),
     ] = False,
     restart: Annotated[bool, typer.Option("--restart", help="Start a broker of a cluster again when it dies.")] = False,
+    console: Annotated[
+        bool,
+        typer.Option("--console", help="Also the web console; prints `console=URL` once a browser can open it."),
+    ] = False,
+    console_listen: Annotated[
+        str,
+        typer.Option("--console-listen", metavar="HOST:PORT", help="Where the console listens; port 0 for a free one."),
+    ] = "127.0.0.1:9080",
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A broker setting, repeatable.")
     ] = None,
@@ -120,6 +131,10 @@ def up(
     from millrace.security import exposure
 
     given = name_values(settings, "--set")
+    console_address = None
+    if console:
+        parse_listen(console_listen)
+        console_address = console_listen
     if log_level is not None:
         check_log_level(log_level)
     if remark := exposure.secrets_text(given):
@@ -130,14 +145,21 @@ def up(
     config = BrokerConfig({"listeners": f"PLAINTEXT://{address}:{port}", **given})
     folder = Folder(data)
     if detach:
-        optional = {"--brokers": brokers, "--zookeeper": zookeeper, "--log-level": log_level}
+        optional = {
+            "--brokers": brokers,
+            "--zookeeper": zookeeper,
+            "--log-level": log_level,
+            "--console-listen": console_address,
+        }
         words = [
             *("--port", str(port), "--host", host, "--data", folder.name),
             *("--zookeeper-nodes", str(zookeeper_nodes)),
             *(word for name, value in optional.items() if value is not None for word in (name, str(value))),
         ]
-        flags = [flag for flag, given in (("--restart", restart), ("--secure", secure)) if given]
-        _detach(folder, [*words, *flags], given)
+        flags = [
+            flag for flag, given in (("--restart", restart), ("--secure", secure), ("--console", console)) if given
+        ]
+        _detach(folder, [*words, *flags], given, with_console=console)
         return
     with folder.use() as use:
         start = what_to_start(folder, brokers, zookeeper)
@@ -151,7 +173,8 @@ def up(
             if remark := exposure.open_metadata_text(BrokerConfig({**told, **secured.broker_settings(), **given})):
                 print_remark(f"millrace: {remark}")
         if start.is_single:
-            _run_single(folder, use, host, port, given, log_level or "warning", secured)
+            with _console(folder, console_address, secured) as start_console:
+                _run_single(folder, use, host, port, given, log_level or "warning", secured, start_console)
         else:
             from millrace.local.cluster import LocalCluster
 
@@ -166,7 +189,8 @@ def up(
                 log_level=log_level or "info",
                 secured=secured,
             )
-            _run_cluster(cluster, use, restart=restart, secured=secured)
+            with _console(folder, console_address, secured) as start_console:
+                _run_cluster(cluster, use, restart=restart, secured=secured, start_console=start_console)
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +273,7 @@ def _run_single(
     settings: dict[str, str],
     log_level: str,
     secured: Secured | None,
+    start_console: Callable[[str], None],
 ) -> None:
     from millrace.cli.serve import configure_logging, serve
     from millrace.config import BrokerConfig
@@ -268,7 +293,12 @@ def _run_single(
         },
     )
     if secured is None:
-        serve(config, pid_file=folder.home(1) / "pid", ready=lambda bootstrap: use.ready({1: bootstrap}))
+        serve(
+            config,
+            pid_file=folder.home(1) / "pid",
+            ready=lambda bootstrap: use.ready({1: bootstrap}),
+            told=start_console,
+        )
         return
     secured.close_to_others(folder.home(1))
     _warn_of_stale(secured, _prepare_single(secured, config))
@@ -277,12 +307,16 @@ def _run_single(
         secured.write_client_files(bootstrap)
         use.ready({1: bootstrap})
 
+    def told(bootstrap: str) -> None:
+        _tell_clients(secured.directory)
+        start_console(bootstrap)
+
     with secured.kept_valid():
         serve(
             config,
             pid_file=folder.home(1) / "pid",
             ready=ready,
-            told=lambda _: _tell_clients(secured.directory),
+            told=told,
         )
 
 
@@ -298,7 +332,41 @@ def _prepare_single(secured: Secured, config: BrokerConfig) -> list[str]:
     return asyncio.run(prepare())
 
 
-def _run_cluster(cluster: LocalCluster, use: Use, *, restart: bool, secured: Secured | None) -> None:
+@contextmanager
+def _console(folder: Folder, listen: str | None, secured: Secured | None) -> Iterator[Callable[[str], None]]:
+    """What starts the console, given where the brokers answer; it ends with them."""
+    if listen is None:
+        yield lambda _: None
+        return
+    from millrace.local.console import ConsoleProcess
+
+    running: list[ConsoleProcess] = []
+
+    def start(bootstrap: str) -> None:
+        process = ConsoleProcess(
+            bootstrap, listen, {} if secured is None else secured.console_settings(), folder.path / "console-log"
+        )
+        running.append(process)
+        process.start(
+            lambda url: print(f"{_CONSOLE}{url}", flush=True),
+            lambda why: print_remark(f"{_NO_CONSOLE} {why.removeprefix('millrace: error: ')}"),
+        )
+
+    try:
+        yield start
+    finally:
+        for process in running:
+            process.stop()
+
+
+def _run_cluster(
+    cluster: LocalCluster,
+    use: Use,
+    *,
+    restart: bool,
+    secured: Secured | None,
+    start_console: Callable[[str], None],
+) -> None:
     with _interrupted_by_signals(), nullcontext() if secured is None else secured.kept_valid():
         try:
             bootstrap = cluster.start()
@@ -311,6 +379,7 @@ def _run_cluster(cluster: LocalCluster, use: Use, *, restart: bool, secured: Sec
             print(f"ready bootstrap={bootstrap}", flush=True)
             if secured is not None:
                 _tell_clients(secured.directory)
+            start_console(bootstrap)
             Supervision(cluster, restart=restart).run()
         except KeyboardInterrupt:
             if not cluster.bootstrap:
@@ -339,7 +408,7 @@ def _end(cluster: LocalCluster) -> None:
 # --- in the background ------------------------------------------------------------------------------------------------
 
 
-def _detach(folder: Folder, options: list[str], settings: dict[str, str]) -> None:
+def _detach(folder: Folder, options: list[str], settings: dict[str, str], *, with_console: bool) -> None:
     """Run `up` with these options in a process that outlives this one, and return when it is ready.
 
     Settings go in its environment, which others cannot read: a command line stands in the list of processes.
@@ -363,7 +432,7 @@ def _detach(folder: Folder, options: list[str], settings: dict[str, str]) -> Non
             },
         )
     try:
-        ready = _wait_until_ready(process, lambda: _lines(folder.log_path, begin))
+        ready = _wait_until_ready(process, lambda: _lines(folder.log_path, begin), with_console=with_console)
     except KeyboardInterrupt:
         process.send_signal(signal.SIGTERM)
         process.wait()
@@ -380,6 +449,11 @@ def _detach(folder: Folder, options: list[str], settings: dict[str, str]) -> Non
         if line.startswith("millrace: "):
             print_remark(line)
     print(ready, flush=True)
+    for line in said[said.index(ready) + 1 :]:
+        if line.startswith(_CONSOLE):
+            print(line, flush=True)
+        elif line.startswith(_NO_CONSOLE):
+            print_remark(line)
     if folder.security.is_dir():
         print(f"security={folder.security}", flush=True)
         print_remark(f"TLS, logins and rights are in force; the settings of clients are in {folder.security}")
@@ -402,15 +476,21 @@ def _lines(path: Path, begin: int) -> list[str]:
         return [line.rstrip("\n") for line in log.read().decode(errors="replace").splitlines(True) if line[-1] == "\n"]
 
 
-def _wait_until_ready(process: subprocess.Popen[bytes], lines: Callable[[], list[str]]) -> str | None:
-    """Its `ready` line; None where it ended instead. How long it may take is its own business."""
+def _wait_until_ready(
+    process: subprocess.Popen[bytes], lines: Callable[[], list[str]], *, with_console: bool
+) -> str | None:
+    """Its `ready` line; None where it ended instead. How long it may take is its own business.
+
+    With a console, what becomes of that is waited for, too.
+    """
     pause = threading.Event()  # never set: a wait on it is a pause
     while True:
         ended = process.poll() is not None  # asked before the log is read: what it said last is in there
-        ready = next((line for line in lines() if line.startswith("ready bootstrap=")), None)
+        said = lines()
+        ready = next((line for line in said if line.startswith("ready bootstrap=")), None)
         if ended:
             return None
-        if ready is not None:
+        if ready is not None and (not with_console or any(line.startswith((_CONSOLE, _NO_CONSOLE)) for line in said)):
             return ready
         pause.wait(_LOOK_EVERY_S / 2)
 
@@ -474,7 +554,7 @@ class Supervision:
 
     def _next_pause_s(self, broker_id: int, now: float) -> float:
         """Longer each time for a broker that keeps dying; short again for one that has run for a while."""
-        again = now - self._launched.get(broker_id, now - SETTLED_S) < SETTLED_S
+        again = now - self._launched.get(broker_id, now - STEADY_S) < STEADY_S
         pause_s = min(self._pauses_s[broker_id] * 2, LONGEST_PAUSE_S) if again else FIRST_PAUSE_S
         self._pauses_s[broker_id] = pause_s
         return pause_s

@@ -13,28 +13,24 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Protocol
+from typing import Annotated, Protocol
 
 import typer
 
+from millrace.admin.users import (
+    DEFAULT_ITERATIONS,
+    DEFAULT_MECHANISM,
+    MAX_ITERATIONS,
+    MECHANISMS,
+    MIN_ITERATIONS,
+    ClusterUsers,
+    generated_password,
+)
 from millrace.cli.choices import exclude
 from millrace.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Client, Json, Yes, confirm, name_values
 from millrace.cli.output import CommandError, print_json, print_remark, print_table
-from millrace.security.scram import ScramMechanism
-
-if TYPE_CHECKING:
-    from millrace.client.cluster import ClusterClient
-    from millrace.wire.messages.scram import AlterUserScramCredentialsRequest
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Say who can log in with a password (SCRAM).")
-
-MECHANISMS: Final = {each.label: each for each in ScramMechanism}
-DEFAULT_MECHANISM: Final = ScramMechanism.SCRAM_SHA_512.label
-MIN_ITERATIONS: Final = 4096
-MAX_ITERATIONS: Final = 16384
-"""Kafka's bounds."""
-DEFAULT_ITERATIONS: Final = 8192
-_GENERATED_BYTES: Final = 24
 
 
 def _in_utf8(name: str) -> str:
@@ -201,7 +197,7 @@ def _set_password(
     result: str,
     as_json: bool,
 ) -> None:
-    password = _generated() if generate else _read_password(name, password_file)
+    password = generated_password() if generate else _read_password(name, password_file)
     kept.set_password(name, credentials, password)
     _report(name, credentials, result=result, as_json=as_json, password=password if generate else None)
 
@@ -216,12 +212,6 @@ def _report(
     print(f"{result} {name} ({', '.join(credentials)})")
     if password is not None:
         print(f"password: {password}")
-
-
-def _generated() -> str:
-    import secrets
-
-    return secrets.token_urlsafe(_GENERATED_BYTES)
 
 
 def _read_password(name: str, path: Path | None) -> str:
@@ -275,71 +265,3 @@ class UsersOf(Protocol):
     def set_password(self, name: str, credentials: Mapping[str, int], password: str) -> None: ...
 
     def remove(self, name: str, labels: Iterable[str]) -> None: ...
-
-
-class ClusterUsers:
-    """Those of a cluster that runs, by its brokers.
-
-    Asked by the project's own client: librdkafka (2.x) ends the process when it may not see users.
-    """
-
-    def __init__(self, cluster: ClusterClient) -> None:
-        self._cluster = cluster
-
-    def mechanisms(self, name: str) -> dict[str, int]:
-        return self._described([name]).get(name, {})
-
-    def everybody(self) -> dict[str, dict[str, int]]:
-        return self._described(None)
-
-    def set_password(self, name: str, credentials: Mapping[str, int], password: str) -> None:
-        import secrets
-
-        from millrace.security.scram import SALT_BYTES, salted_password
-        from millrace.wire.messages.scram import AlterUserScramCredentialsRequest as Alter
-
-        for label, iterations in credentials.items():
-            salt = secrets.token_bytes(SALT_BYTES)
-            salted = salted_password(MECHANISMS[label], password, salt, iterations)
-            change = Alter.ScramCredentialUpsertion(
-                name=name, mechanism=MECHANISMS[label], iterations=iterations, salt=salt, salted_password=salted
-            )
-            self._alter(Alter(upsertions=[change]))
-
-    def remove(self, name: str, labels: Iterable[str]) -> None:
-        from millrace.wire.messages.scram import AlterUserScramCredentialsRequest as Alter
-
-        for label in labels:
-            self._alter(Alter(deletions=[Alter.ScramCredentialDeletion(name=name, mechanism=MECHANISMS[label])]))
-
-    def _described(self, names: list[str] | None) -> dict[str, dict[str, int]]:
-        from millrace.client.cluster import raise_for
-        from millrace.errors import ErrorCode
-        from millrace.wire.messages.scram import (
-            DescribeUserScramCredentialsRequest,
-            DescribeUserScramCredentialsResponse,
-        )
-
-        def read(answer: DescribeUserScramCredentialsResponse) -> dict[str, dict[str, int]]:
-            raise_for(answer.error_code, answer.error_message)
-            users: dict[str, dict[str, int]] = {}
-            for each in answer.results:
-                if each.error_code != ErrorCode.RESOURCE_NOT_FOUND:
-                    raise_for(each.error_code, each.error_message)
-                infos = sorted(each.credential_infos, key=lambda info: info.mechanism)
-                users[each.user] = {ScramMechanism(info.mechanism).label: info.iterations for info in infos}
-            return users
-
-        asked = None if names is None else [DescribeUserScramCredentialsRequest.UserName(name=name) for name in names]
-        return self._cluster.ask_any_broker("users", DescribeUserScramCredentialsRequest(users=asked), read)
-
-    def _alter(self, message: AlterUserScramCredentialsRequest) -> None:
-        """One by one: a request that changes a user twice is refused."""
-        from millrace.client.cluster import raise_for
-        from millrace.wire.messages.scram import AlterUserScramCredentialsResponse
-
-        def read(answer: AlterUserScramCredentialsResponse) -> None:
-            for each in answer.results:
-                raise_for(each.error_code, each.error_message)
-
-        self._cluster.ask_any_broker("users", message, read)

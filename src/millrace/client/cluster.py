@@ -47,6 +47,7 @@ V = TypeVar("V")
 
 _ONE_COORDINATOR_VERSION: Final = 3
 _STABLE_PRODUCER_VERSION: Final = 5
+_NOBODY_THERE: Final = frozenset({ErrorCode.NETWORK_EXCEPTION, ErrorCode.REQUEST_TIMED_OUT})
 _PREFERRED_REPLICA_S: Final = 300.0
 """How long a leader's advice to read from another replica holds, as in Kafka's consumer."""
 
@@ -335,14 +336,32 @@ class ClusterClient:
         self.refresh([], self.attempts("the brokers"))
         return [self.ask(self.connection(node), message) for node in sorted(self._brokers)]
 
-    def ask_any_broker(self, what: str, message: Request, read: Callable[[Any], V]) -> V:
+    def ask_any_broker(self, what: str, message: Request, read: Callable[[Any], V], *, at_most: int | None = None) -> V:
         """Like `ask_coordinator`, for what any broker can answer."""
         attempts = self.attempts(what)
         while True:
             try:
-                return read(self.ask(self._any_connection(), message))
+                return read(self.ask(self._any_connection(), message, at_most=at_most))
             except ApiError as error:
                 attempts.failed(error)
+
+    def ask_first(self, message: Request) -> Any:
+        """One attempt at what any broker can answer, with each broker that is known until one does."""
+        failure: ApiError | None = None
+        for address in self._addresses():
+            try:
+                answer = self.ask(self._connection_to(address), message)
+            except ApiError as error:
+                if error.code not in _NOBODY_THERE:
+                    raise
+                self._suspects.add(address)
+                failure = error
+            else:
+                self._suspects.discard(address)
+                return answer
+        self._suspects.clear()
+        assert failure is not None
+        raise failure
 
     def ask_broker(self, node: int, what: str, message: Request, read: Callable[[Any], V]) -> V:
         """Like `ask_coordinator`, of the broker with this id; BROKER_NOT_AVAILABLE, at once, where there is none."""
@@ -359,6 +378,10 @@ class ClusterClient:
         """The brokers of the cluster, as it says now."""
         self.refresh([], self.attempts("the brokers"))
         return sorted(self._brokers)
+
+    def learn_brokers(self, brokers: Mapping[int, Address]) -> None:
+        """Where the brokers are, as somebody else has learned it."""
+        self._brokers = dict(brokers)
 
     def serves(self, *wanted: type[Request]) -> bool:
         """Whether the brokers know these requests, by what one of them says."""

@@ -2,7 +2,7 @@
 
 One thread at a time, which must come by often enough: `poll` and `tend` send the heartbeats and renew the locks that
 are due, and nothing happens between them. Not here: who runs next to whom, what is done with a
-record (`cli.queue_consume`), the administration of groups (`cli.queues`).
+record (`cli.queue_consume`), the administration of groups (`admin.queues`).
 
 Invariants:
 - A record that `poll` returned is this member's until `acknowledge`; whether it still was then, that says.

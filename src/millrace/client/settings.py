@@ -20,7 +20,7 @@ Address = tuple[str, int]
 PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 _told: set[str] = set()
 
 
@@ -172,7 +172,7 @@ class _Reader:
     def tell_unused(self) -> None:
         for name in sorted(self._properties.keys() - self._asked - _told):
             _told.add(name)
-            _log.info("the client setting %s has no effect here", name)
+            logger.info("the client setting %s has no effect here", name)
 
 
 def _security(reader: _Reader) -> Security:

@@ -798,5 +798,5 @@ def _without_leader(image: ClusterImage, partitions: Sequence[TopicPartition] | 
 
 
 def _has_consequences(alteration: ConfigAlteration) -> bool:
-    """Whether partitions may have to be settled again: see `plan_by_settings`."""
+    """Whether partitions may have to be decided on again: see `plan_by_settings`."""
     return alteration.replace_all or any(name == "min.insync.replicas" for name, _, _ in alteration.operations)

@@ -108,7 +108,7 @@ def topic_rules(image: ClusterImage, config: BrokerConfig) -> RulesOf:
 # --- one partition ----------------------------------------------------------------------------------------------------
 
 
-def settle(
+def next_state(
     state: PartitionState,
     there: Collection[int],
     *,
@@ -244,7 +244,7 @@ def _eligible(
 
 
 class Attendance(NamedTuple):
-    """What partitions are settled against: the brokers as they are now, and what happened to some of them."""
+    """What partitions are decided on by: the brokers as they are now, and what happened to some of them."""
 
     brokers: Mapping[int, BrokerImage]
     gone: Collection[int] = ()
@@ -255,7 +255,7 @@ class Attendance(NamedTuple):
     """Brokers whose partitions have to be looked at for another reason."""
 
 
-def _settle_all(image: ClusterImage, attendance: Attendance, rules_of: RulesOf) -> list[PartitionChanged]:
+def _next_states(image: ClusterImage, attendance: Attendance, rules_of: RulesOf) -> list[PartitionChanged]:
     changes = []
     touched = {*attendance.gone, *attendance.touched}
     choose = DirectoryChoice(image)
@@ -264,13 +264,13 @@ def _settle_all(image: ClusterImage, attendance: Attendance, rules_of: RulesOf) 
         for index, state in enumerate(topic.partitions):
             if state.leader != NO_BROKER and touched.isdisjoint(state.replicas):
                 continue  # its replicas are as they were: nothing here can touch it
-            settled = numbered(state, _settled(topic.name, state, attendance, rules, choose))
-            if settled is not state:
-                changes.append(PartitionChanged(topic.topic_id, index, settled))
+            after = numbered(state, _next_state_in(topic.name, state, attendance, rules, choose))
+            if after is not state:
+                changes.append(PartitionChanged(topic.topic_id, index, after))
     return changes
 
 
-def _settled(
+def _next_state_in(
     topic: str, state: PartitionState, attendance: Attendance, rules: TopicRules, choose: DirectoryChoice
 ) -> PartitionState:
     """One partition, from brokers and their directories to its leader, its ISR, and where its replicas lie."""
@@ -283,7 +283,7 @@ def _settled(
             there.append(replica)
             if directory in broker.directories.full and not may_use_reserve:
                 full.append(replica)
-    after = settle(placed, there, gone=attendance.gone, full=full, rules=rules)
+    after = next_state(placed, there, gone=attendance.gone, full=full, rules=rules)
     return _made_anew(after, attendance, choose)
 
 
@@ -368,7 +368,7 @@ def plan_brokers(
             touched.add(broker.broker_id)
     if changes:
         brokers = image.apply(tuple(changes)).brokers
-        changes += _settle_all(image, Attendance(brokers, gone, returned, touched), rules_of)
+        changes += _next_states(image, Attendance(brokers, gone, returned, touched), rules_of)
     return Plan(None, tuple(changes))
 
 
@@ -381,7 +381,7 @@ def plan_directories(
         return Plan(None)
     change = DirectoriesChanged(broker_id, broker.broker_epoch, directories)
     attendance = Attendance(image.apply((change,)).brokers, touched={broker_id})
-    return Plan(None, (change, *_settle_all(image, attendance, rules_of)))
+    return Plan(None, (change, *_next_states(image, attendance, rules_of)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -413,7 +413,7 @@ def plan_placements(
         if error is not ErrorCode.NONE or topic is None or state is None:
             continue
         placed = _with_directories(state, with_directory(state, broker_id, placement.directory))
-        after = numbered(state, _settled(topic.name, placed, attendance, rules_of(topic.name), choose))
+        after = numbered(state, _next_state_in(topic.name, placed, attendance, rules_of(topic.name), choose))
         if after is not state:
             moved[key] = after
     changes = tuple(PartitionChanged(topic_id, index, state) for (topic_id, index), state in moved.items())
@@ -554,7 +554,7 @@ def may_be_in_sync(
 ) -> bool:
     """Whether a replica, in this incarnation of its broker (-1: any), may be in the ISR: it is there and has room.
 
-    One that is in it already stays without room, until `settle` decides who makes way for whom.
+    One that is in it already stays without room, until `next_state` decides who makes way for whom.
     """
     if not image.is_present(state, broker_id) or broker_epoch not in {-1, image.brokers[broker_id].broker_epoch}:
         return False
@@ -720,7 +720,7 @@ def plan_by_settings(image: ClusterImage, rules_of: RulesOf) -> Plan[int]:
     choose = DirectoryChoice(image)
     for topic, index, state in image.partitions():
         if state.elr:
-            settled = numbered(state, _settled(topic.name, state, attendance, rules_of(topic.name), choose))
-            if settled is not state:
-                changes.append(PartitionChanged(topic.topic_id, index, settled))
+            after = numbered(state, _next_state_in(topic.name, state, attendance, rules_of(topic.name), choose))
+            if after is not state:
+                changes.append(PartitionChanged(topic.topic_id, index, after))
     return Plan(len(changes), tuple(changes))

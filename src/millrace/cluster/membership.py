@@ -49,8 +49,8 @@ RESIGNED_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """All that a decision is made from."""
+class MembershipFacts:
+    """All that `next_step` decides from: what this broker knows of its session, its registration and the controller."""
 
     broker_id: int
     session: SessionState
@@ -105,37 +105,37 @@ Describe: TypeAlias = Callable[[int], BrokerRegistration]
 Step: TypeAlias = Wait | Register | Stand | StepDown | Reconcile | Displaced
 
 
-def next_step(standing: Standing) -> Step:
-    """What a broker in this standing does next."""
-    membership = standing.membership
-    if standing.session is not SessionState.CONNECTED:
+def next_step(facts: MembershipFacts) -> Step:
+    """What a broker with these facts does next."""
+    membership = facts.membership
+    if facts.session is not SessionState.CONNECTED:
         return Wait()
-    if standing.broker_epoch < 0:
-        return Wait() if standing.leaving else Register()
+    if facts.broker_epoch < 0:
+        return Wait() if facts.leaving else Register()
     if membership is None:
         return Wait()
-    if _is_displaced(standing, membership):
+    if _is_displaced(facts, membership):
         return Displaced()
-    if standing.reign is not None:
-        if membership.controller_epoch > standing.reign:
+    if facts.reign is not None:
+        if membership.controller_epoch > facts.reign:
             return StepDown(f"broker {membership.controller_id} has epoch {membership.controller_epoch}")
         return Reconcile()
-    if not standing.may_stand:
+    if not facts.may_stand:
         return Wait()
     if membership.controller_id is None:
         return Stand(None)
     # The office is taken as far as the store knows. It can be had if its holder is known to be gone: refused by its
     # machine, resigned in the log, or an earlier incarnation of this very broker.
     epoch = membership.controller_epoch
-    resigned = standing.image_controller == (NO_BROKER, epoch)
-    if standing.refused == epoch or resigned or membership.controller_id == standing.broker_id:
+    resigned = facts.image_controller == (NO_BROKER, epoch)
+    if facts.refused == epoch or resigned or membership.controller_id == facts.broker_id:
         return Stand(epoch)
     return Wait()
 
 
-def _is_displaced(standing: Standing, membership: Membership) -> bool:
+def _is_displaced(facts: MembershipFacts, membership: Membership) -> bool:
     return any(
-        member.registration.broker_id == standing.broker_id and member.broker_epoch > standing.broker_epoch
+        member.registration.broker_id == facts.broker_id and member.broker_epoch > facts.broker_epoch
         for member in membership.members
     )
 
@@ -249,7 +249,7 @@ class ClusterMember:
         try:
             while True:
                 self._wake.clear()
-                if await self._perform(next_step(self._standing())):
+                if await self._perform(next_step(self._facts())):
                     await self._wake.wait()
         finally:
             forget()
@@ -338,10 +338,10 @@ class ClusterMember:
 
     # --- what is done -------------------------------------------------------------------------------------------------
 
-    def _standing(self) -> Standing:
+    def _facts(self) -> MembershipFacts:
         image = self._view.image
         cut_off = self._clock.monotonic() < self._resigned_until_s
-        return Standing(
+        return MembershipFacts(
             broker_id=self.broker_id,
             session=self._session,
             broker_epoch=self.broker_epoch if self._registered else -1,

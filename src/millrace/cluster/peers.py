@@ -30,7 +30,7 @@ class Peers:
         self._peers: dict[int, _Peer] = {}
 
     def __repr__(self) -> str:
-        return f"<{len(self._peers)} peers of broker {self._dialer.broker_id}>"
+        return f"Peers({len(self._peers)} of broker {self._dialer.broker_id})"
 
     async def request(self, broker_id: int, message: Request, version: int, timeout_ms: int) -> Any:
         """Send `message` once; ApiError leaves open whether it was acted upon, but for BROKER_NOT_AVAILABLE."""

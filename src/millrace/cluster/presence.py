@@ -80,7 +80,7 @@ class Presence:
             return
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._undecided.add(waiter)
-        timer = self._clock.call_later(HELD_S, lambda: _settle(waiter))
+        timer = self._clock.call_later(HELD_S, lambda: _wake(waiter))
         try:
             await waiter
         finally:
@@ -90,7 +90,7 @@ class Presence:
     def _tell(self) -> None:
         if self._undecided and not self.doubts:
             for waiter in self._undecided:
-                _settle(waiter)
+                _wake(waiter)
 
     def listed(self, image: ClusterImage) -> tuple[BrokerImage, ...]:
         """The brokers that clients are told of: those alive, and those fenced a moment ago."""
@@ -102,6 +102,6 @@ class Presence:
         return tuple(each for each in known if not each.fenced or each.broker_id in self._fenced_at)
 
 
-def _settle(waiter: asyncio.Future[None]) -> None:
+def _wake(waiter: asyncio.Future[None]) -> None:
     if not waiter.done():
         waiter.set_result(None)

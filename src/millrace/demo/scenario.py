@@ -26,7 +26,7 @@ from millrace.demo.group import Archive, Member
 from millrace.demo.traffic import BAD, ERROR, GOOD, LOG_SHARE, SOURCES, Account, LogWriter, SourceThread
 
 RESULT_PARTITIONS: Final = 2
-SETTLE_TIMEOUT_S: Final = 30.0
+CATCH_UP_TIMEOUT_S: Final = 30.0
 LOG_FILES: Final = ("checkout", "accounts", "mail")
 _MEMBERS: Final = 2
 
@@ -71,7 +71,7 @@ class Scenario:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    # --- the beginning
+    # --- the beginning ------------------------------------------------------------------------------------------------
 
     def start_brokers(self) -> None:
         self._stack.enter_context(self.brokers)
@@ -119,7 +119,7 @@ class Scenario:
         for future in admin.create_topics(wanted).values():
             future.result(timeout=30)
 
-    # --- while it runs
+    # --- while it runs ------------------------------------------------------------------------------------------------
 
     def change_members(self) -> None:
         """A member joins the group and the first one leaves: the group rebalances while records flow."""
@@ -157,7 +157,7 @@ class Scenario:
     def lines_written(self) -> Counter[str]:
         return sum((writer.lines for writer in self._log_writers), Counter())
 
-    # --- the end
+    # --- the end ------------------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
         """End everything in order; what could not be waited for is among `problems`. May take minutes."""
@@ -244,7 +244,7 @@ class Scenario:
             consumer.close()
 
     def _wait_for(self, condition: Callable[[], bool], what: str) -> None:
-        deadline = self._clock.monotonic() + SETTLE_TIMEOUT_S
+        deadline = self._clock.monotonic() + CATCH_UP_TIMEOUT_S
         pause = threading.Event()
         while not condition():
             if self._clock.monotonic() > deadline or self.brokers.failure() is not None:

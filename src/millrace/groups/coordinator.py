@@ -28,13 +28,13 @@ from millrace.groups.classic.effects import (
 from millrace.groups.classic.group import ClassicGroup, GroupState
 from millrace.groups.environment import HeartbeatResult
 from millrace.groups.modern.group import ModernGroup
-from millrace.groups.modern.groups import Surroundings
+from millrace.groups.modern.groups import GroupDependencies
 from millrace.groups.modern.protocol import ModernHeartbeat, check_fetch
 from millrace.groups.offsets.committed import OffsetToCommit, PartitionCheck, Slot, TopicOffsets
 from millrace.groups.settings import GroupSettings
 from millrace.groups.shard import GroupShard
 from millrace.groups.share.group import ShareGroup
-from millrace.groups.share.groups import ShareSurroundings
+from millrace.groups.share.groups import ShareGroupDependencies
 from millrace.groups.share.partitions import Deletion
 from millrace.groups.share.protocol import ShareHeartbeat
 from millrace.groups.share.records import NO_TOPICS, Topics
@@ -44,13 +44,13 @@ from millrace.replication.sharded import WRITE_ERRORS, ShardedCoordinator, Shard
 from millrace.replication.state_topic import StateTopic, Transaction
 from millrace.tasks import Work
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 CLASSIC_TYPE = "classic"
 CONSUMER_TYPE = "consumer"
 SHARE_TYPE = "share"
-_NO_SURROUNDINGS = Surroundings()
-_NO_SHARE_SURROUNDINGS = ShareSurroundings()
+_NO_DEPENDENCIES = GroupDependencies()
+_NO_SHARE_SURROUNDINGS = ShareGroupDependencies()
 MAX_TIMESTAMP_MS = 2**63 - 1
 MAX_MEMBER_ID_STEM = 255
 """How much of a client's own text goes into the member id it is given: an id must fit every answer it appears in."""
@@ -115,12 +115,12 @@ class GroupCoordinator(ShardedCoordinator[GroupShard]):
         clock: Clock,
         settings: GroupSettings,
         state_topic: StateTopic,
-        surroundings: Surroundings = _NO_SURROUNDINGS,
-        share: ShareSurroundings = _NO_SHARE_SURROUNDINGS,
+        dependencies: GroupDependencies = _NO_DEPENDENCIES,
+        share: ShareGroupDependencies = _NO_SHARE_SURROUNDINGS,
     ) -> None:
         super().__init__(state_topic, clock)
         self.settings = settings
-        self._surroundings = surroundings
+        self._dependencies = dependencies
         self._share = share
 
     def __repr__(self) -> str:
@@ -128,7 +128,7 @@ class GroupCoordinator(ShardedCoordinator[GroupShard]):
             len(shard.classic.groups) + len(shard.modern.groups) + len(shard.share.groups)
             for shard in self._shards.values()
         )
-        return f"<group coordinator of {len(self._shards)} partitions, {groups} groups>"
+        return f"GroupCoordinator({len(self._shards)} partitions, {groups} groups)"
 
     def _make_shard(self, index: int, leader_epoch: int) -> GroupShard:
         return GroupShard(
@@ -137,7 +137,7 @@ class GroupCoordinator(ShardedCoordinator[GroupShard]):
             topic=self._topic,
             settings=self.settings,
             clock=self._clock,
-            surroundings=self._surroundings,
+            dependencies=self._dependencies,
             share=self._share,
         )
 
@@ -305,7 +305,7 @@ class GroupCoordinator(ShardedCoordinator[GroupShard]):
             check_fetch(group, member_id, member_epoch)
         if require_stable:
             try:
-                await shard.settled()
+                await shard.wait_applied()
             except ApiError as error:
                 # Consumers before 3.9 retry this code, but not the one that a commit would get.
                 raise ApiError(ErrorCode.NOT_COORDINATOR, error.message) from error
@@ -450,15 +450,15 @@ class GroupCoordinator(ShardedCoordinator[GroupShard]):
         try:
             await shard.expire()
         except ApiError as error:
-            log.warning("expired offsets of %r stay for now: %s", shard, error)
+            logger.warning("expired offsets of %r stay for now: %s", shard, error)
         except Exception:
-            log.exception("expired offsets of %r stay", shard)
+            logger.exception("expired offsets of %r stay", shard)
 
     async def _forget_topics(self, shard: GroupShard, topics: dict[str, uuid.UUID]) -> None:
         try:
             await shard.forget_topics(topics)
         except ApiError as error:
-            log.warning("offsets of deleted topics stay in %r: %s", shard, error)
+            logger.warning("offsets of deleted topics stay in %r: %s", shard, error)
 
 
 def _check_not_shared(shard: GroupShard, group_id: str) -> None:

@@ -30,13 +30,13 @@ from millrace.groups.classic.group import ClassicGroup
 from millrace.groups.classic.groups import ClassicGroups
 from millrace.groups.classic.records import GroupRecord
 from millrace.groups.modern.group import ModernGroup
-from millrace.groups.modern.groups import ModernGroups, Surroundings
+from millrace.groups.modern.groups import GroupDependencies, ModernGroups
 from millrace.groups.offsets.committed import PartitionCheck, accept
 from millrace.groups.offsets.group_offsets import GroupOffsets
 from millrace.groups.offsets.records import OffsetRecord
 from millrace.groups.records import read_record
 from millrace.groups.settings import GroupSettings
-from millrace.groups.share.groups import ShareGroups, ShareSurroundings
+from millrace.groups.share.groups import ShareGroupDependencies, ShareGroups
 from millrace.groups.share.records import ShareRecord
 from millrace.groups.timers import GroupTimers, TimerKey, Timers
 from millrace.replication.sharded import StateShard
@@ -54,8 +54,8 @@ class GroupShard(StateShard):
         topic: StateTopic,
         settings: GroupSettings,
         clock: Clock,
-        surroundings: Surroundings,
-        share: ShareSurroundings,
+        dependencies: GroupDependencies,
+        share: ShareGroupDependencies,
     ) -> None:
         timeout_ms = settings.offsets_commit_timeout_ms
         super().__init__(index, leader_epoch, topic=topic, clock=clock, write_timeout_ms=timeout_ms)
@@ -63,14 +63,14 @@ class GroupShard(StateShard):
         self.offsets = GroupOffsets(self)
         self.classic = ClassicGroups(self, settings=settings, timers=self._timers)
         self.modern = ModernGroups(
-            self, self.classic, settings=settings, surroundings=surroundings, timers=self._timers
+            self, self.classic, settings=settings, dependencies=dependencies, timers=self._timers
         )
-        self.share = ShareGroups(self, settings=settings, surroundings=share, timers=self._timers, clock=clock)
+        self.share = ShareGroups(self, settings=settings, dependencies=share, timers=self._timers, clock=clock)
 
     def __repr__(self) -> str:
         return (
-            f"<shard {self.index} epoch {self.leader_epoch} {self.state.value}, {self.classic!r}, {self.modern!r}, "
-            f"{self.share!r}, {self.offsets!r}, {self._writer!r}>"
+            f"GroupShard({self.index} epoch {self.leader_epoch} {self.state.value}, {self.classic!r}, {self.modern!r}, "
+            f"{self.share!r}, {self.offsets!r}, {self._writer!r})"
         )
 
     # Life
@@ -225,7 +225,7 @@ class GroupShard(StateShard):
     async def when_durable(self, done: asyncio.Future[None] | None) -> None:
         """Wait for one append, or (None) for everything so far; ApiError where it does not become durable in time."""
         if done is None:
-            await self.settled()
+            await self.wait_applied()
         else:
             await self.in_time(done)
 

@@ -114,7 +114,7 @@ def _acls(request: CreateAclsRequest) -> list[Acl]:
 
 
 @api(ApiKey.CREATE_ACLS, CreateAclsRequest, "1-3", needs=cluster(Operation.ALTER))
-@on_controller(_refuse_creation, settled=_have_come)
+@on_controller(_refuse_creation, shown_when=_have_come)
 async def create_acls(context: RequestContext, request: CreateAclsRequest) -> CreateAclsResponse:
     """Add rules, each for itself; one that is there already is a success. They hold on this broker when it answers.
 
@@ -175,7 +175,7 @@ def _have_gone(_request: DeleteAclsRequest, response: DeleteAclsResponse) -> Cal
 
 
 @api(ApiKey.DELETE_ACLS, DeleteAclsRequest, "1-3", needs=cluster(Operation.ALTER))
-@on_controller(_refuse_deletion, settled=_have_gone)
+@on_controller(_refuse_deletion, shown_when=_have_gone)
 async def delete_acls(context: RequestContext, request: DeleteAclsRequest) -> DeleteAclsResponse:
     """Remove the rules that match filters, all in one step; the answer lists them per filter.
 

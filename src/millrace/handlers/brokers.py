@@ -260,7 +260,7 @@ def _is_forgotten(
 
 
 @api(ApiKey.UNREGISTER_BROKER, UnregisterBrokerRequest, "0", needs=cluster(Operation.ALTER))
-@on_controller(_refuse_unregistration, settled=_is_forgotten)
+@on_controller(_refuse_unregistration, shown_when=_is_forgotten)
 async def unregister_broker(context: RequestContext, request: UnregisterBrokerRequest) -> UnregisterBrokerResponse:
     """Forget a broker that was stopped for good; one that is alive or unknown is refused.
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from millrace.handlers import registry
 from millrace.wire.keys import ApiKey
-from millrace.wire.messages import PLACES, request_class
+from millrace.wire.messages import DECLARATIONS, request_class
 
 _HEAD = """\
 # Compatibility
@@ -37,14 +37,14 @@ _BETWEEN_BROKERS: Final = frozenset({
 def compatibility_markdown() -> str:
     """The whole page."""
     apis = registry.load()
-    facing = [key for key in sorted(PLACES) if key not in _BETWEEN_BROKERS]
+    facing = [key for key in sorted(DECLARATIONS) if key not in _BETWEEN_BROKERS]
     served = sum(key in apis for key in facing)
     lines = [_HEAD, f"{served} of {len(facing)} client-facing API keys are served.\n\n"]
     lines += _table(facing, apis)
     lines.append("\nBetween brokers, and not named in ApiVersions:\n\n")
     lines += _table(sorted(_BETWEEN_BROKERS), apis)
     for _, each in sorted(apis.items()):
-        lines.append(f"\n## {PLACES[ApiKey(each.key)].name}\n\n")
+        lines.append(f"\n## {DECLARATIONS[ApiKey(each.key)].name}\n\n")
         lines.append(f"{inspect.cleandoc(each.doc)}\n")
     return "".join(lines)
 
@@ -53,7 +53,7 @@ def _table(keys: Iterable[ApiKey], apis: Mapping[int, registry.Api]) -> list[str
     lines = ["| key | API | Kafka | millrace | rights |\n|---|---|---|---|---|\n"]
     for key in keys:
         request = request_class(key)
-        name = PLACES[key].name
+        name = DECLARATIONS[key].name
         kafka = _versions(request.min_version, request.max_version)
         served = apis.get(key)
         ours = _versions(served.min_version, served.max_version) if served else "-"

@@ -272,7 +272,7 @@ async def alter_configs(context: RequestContext, request: AlterConfigsRequest) -
     )
 
 
-@on_controller(_refuse_alter, settled=_are_replaced)
+@on_controller(_refuse_alter, shown_when=_are_replaced)
 async def _replace_settings(context: RequestContext, request: AlterConfigsRequest) -> AlterConfigsResponse:
     alterations = _replacements(request)
     errors = await context.broker.controller.alter_configs(alterations, validate_only=request.validate_only)
@@ -368,7 +368,7 @@ def _are_altered(
     return None if request.validate_only else _shows(_alterations(request.resources), response.responses)
 
 
-@on_controller(_refuse_incremental, settled=_are_altered)
+@on_controller(_refuse_incremental, shown_when=_are_altered)
 async def _alter_settings(
     context: RequestContext, request: IncrementalAlterConfigsRequest
 ) -> IncrementalAlterConfigsResponse:

@@ -14,7 +14,7 @@ from millrace.cluster.image import ClusterImage
 from millrace.cluster.tokens import Lifetimes, not_found, plan_create_token, plan_expire_token, plan_renew_token
 from millrace.errors import ApiError, ErrorCode
 from millrace.handlers.context import RequestContext
-from millrace.handlers.forwarding import on_controller, settle
+from millrace.handlers.forwarding import on_controller, wait_for_own_image
 from millrace.handlers.needs import CREATE_USER_TOKENS, DESCRIBE_TOKEN, DESCRIBE_USER_TOKENS, NOTHING, judged
 from millrace.handlers.registry import api
 from millrace.security.sessions import ANONYMOUS_PRINCIPAL
@@ -118,7 +118,7 @@ async def create_delegation_token(
     return await _create(context, request)
 
 
-@on_controller(_refuse_create, settled=_is_made)
+@on_controller(_refuse_create, shown_when=_is_made)
 async def _create(context: RequestContext, request: CreateDelegationTokenRequest) -> CreateDelegationTokenResponse:
     _check_enabled(context)
     broker = context.broker
@@ -168,7 +168,7 @@ def _refuse_renewal(
 
 
 @api(ApiKey.RENEW_DELEGATION_TOKEN, RenewDelegationTokenRequest, "1-2", needs=NOTHING)
-@on_controller(_refuse_renewal, settled=_expires_then)
+@on_controller(_refuse_renewal, shown_when=_expires_then)
 async def renew_delegation_token(
     context: RequestContext, request: RenewDelegationTokenRequest
 ) -> RenewDelegationTokenResponse:
@@ -216,11 +216,11 @@ async def expire_delegation_token(
     if response.error_code == ErrorCode.NONE and request.expiry_time_period_ms < 0:
         token = context.broker.tokens.find(bytes(request.hmac))
         if token is not None:  # this broker has not heard yet that nobody may log in with it
-            await settle(context, lambda image: token.token_id not in image.tokens)
+            await wait_for_own_image(context, lambda image: token.token_id not in image.tokens)
     return response
 
 
-@on_controller(_refuse_expiry, settled=_expires_if_later)
+@on_controller(_refuse_expiry, shown_when=_expires_if_later)
 async def _expire(context: RequestContext, request: ExpireDelegationTokenRequest) -> ExpireDelegationTokenResponse:
     token = _named_token(context, request.hmac)
     broker = context.broker

@@ -101,8 +101,8 @@ def fetch(context: RequestContext, call: FetchCall) -> FetchReply | Promise[Fetc
             return _reply(context, fetching, outcome + refused, size_bytes)
     may_wait = call.max_wait_ms > 0 and bool(fetching.wanted)
     holds_back = may_wait and reader.holds_back(fetching.wanted)
-    outcome, size_bytes, settled = reader.read_all(fetching.wanted, max_bytes)
-    if settled or not may_wait or (size_bytes >= min_bytes and not holds_back):
+    outcome, size_bytes, answer_now = reader.read_all(fetching.wanted, max_bytes)
+    if answer_now or not may_wait or (size_bytes >= min_bytes and not holds_back):
         return _reply(context, fetching, outcome, size_bytes)
     return _LongPoll(context, call.max_wait_ms, fetching, min_bytes, max_bytes, reader)
 
@@ -164,7 +164,7 @@ class _ConsumerReader:
         """Read every wanted partition; the flag says that waiting would not make the answer any better."""
         outcome: _Outcome = []
         size_bytes = 0
-        settled = False
+        answer_now = False
         asked_bytes = room = max_bytes
         find, rack, reads_committed = self._find, self._rack, self._reads_committed
         for item in wanted:
@@ -176,7 +176,7 @@ class _ConsumerReader:
                 if rack and (nearer := self._nearer(partition, item.fetch_offset)) is not None:
                     result = FetchResult(item.index, 0, committed, stable, partition.log.start_offset, b"", nearer)
                     outcome.append((item, result))
-                    settled = True
+                    answer_now = True
                     continue
                 records: bytes | memoryview = b""
                 aborted: list[tuple[int, int]] | None = [] if reads_committed else None
@@ -200,15 +200,15 @@ class _ConsumerReader:
                 )
             except MillraceError as error:
                 result = _failed(self._context, item, error)
-                settled = True
+                answer_now = True
             outcome.append((item, result))
         if room < asked_bytes:
             if not room:
                 self._lacks_room = True
                 self._wait_for_room()
             elif size_bytes * 2 > room:
-                settled = True  # the next batch may not fit, however long it waits
-        return outcome, size_bytes, settled
+                answer_now = True  # the next batch may not fit, however long it waits
+        return outcome, size_bytes, answer_now
 
     def _wait_for_room(self) -> None:
         if self._peer is not None and self._wake is not None:
@@ -323,9 +323,9 @@ class _LongPoll(Promise[FetchReply | Exception]):
             meter.resume()
         answer: FetchReply | Exception
         try:
-            outcome, size_bytes, settled = self._reader.read_all(self._fetching.wanted, self._max_bytes)
+            outcome, size_bytes, answer_now = self._reader.read_all(self._fetching.wanted, self._max_bytes)
             closing = self._context.broker.replicas.closing
-            if not (settled or self._is_over or size_bytes >= self._min_bytes or closing):
+            if not (answer_now or self._is_over or size_bytes >= self._min_bytes or closing):
                 if meter is not None:
                     meter.pause()
                 return

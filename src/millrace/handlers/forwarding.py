@@ -40,18 +40,18 @@ MAX_TIMEOUT_MS: Final = 60_000
 MIN_FORWARD_MS: Final = 1000
 """A client that would not wait at all still gets the controller's answer: it asked for a change, not for a timeout."""
 RETRY_PAUSE_S: Final = 0.05
-SETTLE_S: Final = 2.0
+IMAGE_WAIT_S: Final = 2.0
 """How long an answer may wait for this broker's own image: whoever asks it next should find what was just made."""
 
 
 def on_controller(
     refuse: Callable[[RequestContext, Q, ApiError], R],
     *,
-    settled: Callable[[Q, R], Callable[[ClusterImage], bool] | None] | None = None,
+    shown_when: Callable[[Q, R], Callable[[ClusterImage], bool] | None] | None = None,
 ) -> Callable[[Callable[[RequestContext, Q], Awaitable[R]]], Callable[[RequestContext, Q], Awaitable[R]]]:
     """Run the decorated handler on the controller, wherever the request came in.
 
-    `refuse` answers an error in every item. `settled` gives the condition under which an image shows what the answer
+    `refuse` answers an error in every item. `shown_when` gives the condition under which an image shows what the answer
     says; None where it cannot be told.
     """
 
@@ -74,7 +74,7 @@ def on_controller(
                         return refuse(context, request, _told(error))
                 else:
                     if not _is_refused(response):
-                        await settle(context, settled(request, response) if settled else None)
+                        await wait_for_own_image(context, shown_when(request, response) if shown_when else None)
                         return response
                     if _may_not_try_again(context, deadline):
                         return response
@@ -148,8 +148,8 @@ def _told(error: ApiError) -> ApiError:
     return error
 
 
-async def settle(context: RequestContext, condition: Callable[[ClusterImage], bool] | None) -> None:
+async def wait_for_own_image(context: RequestContext, condition: Callable[[ClusterImage], bool] | None) -> None:
     """Wait, a moment at most, until this broker's image shows what was answered: it is done in any case."""
     if condition is not None:
         with contextlib.suppress(ApiError):
-            await context.broker.controller.wait_for_image(condition, SETTLE_S)
+            await context.broker.controller.wait_for_image(condition, IMAGE_WAIT_S)

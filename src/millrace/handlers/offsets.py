@@ -9,9 +9,9 @@ from typing import Any, Final
 from millrace.errors import ApiError, ErrorCode, MillraceError, code_of
 from millrace.handlers.context import RequestContext, anything
 from millrace.handlers.fetch import READ_COMMITTED
+from millrace.handlers.flush_waits import Ends, unflushed, wait_for_flush
 from millrace.handlers.needs import CLUSTER_ACTION, DESCRIBE_TOPIC, judged
 from millrace.handlers.registry import api
-from millrace.handlers.settling import Ends, settle, unsettled
 from millrace.model import NO_EPOCH, NO_TIMESTAMP
 from millrace.replication.partition import Partition
 from millrace.wire.keys import ApiKey
@@ -47,25 +47,25 @@ def list_offsets(
     A timestamp finds the first record at or after it; past the last one the answer is offset -1. Latest is the high
     watermark, or for isolation level 1 (read_committed) the last stable offset, and no record at or beyond it is found;
     a new leader that does not know it yet answers OFFSET_NOT_AVAILABLE, which clients ask again for (KIP-207). What
-    acks=1 has acknowledged to the only replica is waited for until it is on disk (`settling`).
+    acks=1 has acknowledged to the only replica is waited for until it is on disk (`flush_waits`).
 
     Versions: v2 has the isolation level; v4 returns leader epochs; v7 max timestamp (KIP-734); v8 earliest local; v9
     latest tiered; v11 earliest pending upload. Without tiered storage the earliest local offset is the earliest, and
     nothing is tiered.
     """
     may_describe = context.rights(*DESCRIBE_TOPIC)
-    ends = unsettled(
+    ends = unflushed(
         context.broker.replicas.led(topic.name, item.partition_index)
         for topic in request.topics
         if may_describe(topic.name)
         for item in topic.partitions
         if item.timestamp >= 0 or item.timestamp in (LATEST, MAX_TIMESTAMP)
     )
-    return _list_settled(context, request, ends) if ends else _list(context, request, ends)
+    return _list_flushed(context, request, ends) if ends else _list(context, request, ends)
 
 
-async def _list_settled(context: RequestContext, request: ListOffsetsRequest, ends: Ends) -> ListOffsetsResponse:
-    await settle(ends, context.broker.clock)
+async def _list_flushed(context: RequestContext, request: ListOffsetsRequest, ends: Ends) -> ListOffsetsResponse:
+    await wait_for_flush(ends, context.broker.clock)
     return _list(context, request, ends)
 
 

@@ -134,7 +134,7 @@ def _follows(state: PartitionState, target: list[int] | None) -> bool:
     "0-1",
     needs=cluster(Operation.ALTER),
 )
-@on_controller(_refuse_reassignment, settled=_are_begun)
+@on_controller(_refuse_reassignment, shown_when=_are_begun)
 async def alter_partition_reassignments(
     context: RequestContext, request: AlterPartitionReassignmentsRequest
 ) -> AlterPartitionReassignmentsResponse:

@@ -45,7 +45,7 @@ ZSTD_FROM: Final = 7
 ProduceAnswer = list[tuple[TopicKey, list[ProduceResult]]]
 _Produced = ProduceAnswer | None
 """None where nobody waits for an answer (acks=0)."""
-_Place = tuple[TopicKey, list[ProduceResult], int]
+_ResultSlot = tuple[TopicKey, list[ProduceResult], int]
 
 
 @api(
@@ -171,7 +171,7 @@ class _Commit(Promise[_Produced]):
         self._answer = answer
         self._timer: Timer | None = None
         self._timeout_ms = 0
-        self.waiting: dict[int, _Place] = {}
+        self.waiting: dict[int, _ResultSlot] = {}
         """Where the results lie whose batches are not committed yet; the keys are arbitrary."""
 
     def await_partition(
@@ -179,7 +179,7 @@ class _Commit(Promise[_Produced]):
     ) -> None:
         """Wait for `last_offset`, whose result will be the next one in `results`, those of topic `key`."""
         ticket = len(self.waiting)
-        if partition.when_committed(last_offset, partial(self._settle, ticket)):
+        if partition.when_committed(last_offset, partial(self._note_outcome, ticket)):
             self.waiting[ticket] = (key, results, len(results))
 
     def within(self, timeout_ms: int, clock: Clock) -> None:
@@ -187,18 +187,18 @@ class _Commit(Promise[_Produced]):
         self._timeout_ms = timeout_ms
         self._timer = clock.call_later(max(timeout_ms, 0) / 1000, self._expire)
 
-    def _settle(self, ticket: int, error: Exception | None) -> None:
-        place = self.waiting.pop(ticket, None)
-        if place is not None and error is not None:
-            _put_error(self._context, place, error)
+    def _note_outcome(self, ticket: int, error: Exception | None) -> None:
+        slot = self.waiting.pop(ticket, None)
+        if slot is not None and error is not None:
+            _put_error(self._context, slot, error)
         if not self.waiting:
             self._finish()
 
     def _expire(self) -> None:
-        for place in self.waiting.values():
+        for slot in self.waiting.values():
             _put_error(
                 self._context,
-                place,
+                slot,
                 ApiError(ErrorCode.REQUEST_TIMED_OUT, f"not committed within {self._timeout_ms} ms"),
             )
         self.waiting.clear()
@@ -210,8 +210,8 @@ class _Commit(Promise[_Produced]):
         self.keep(self._answer)
 
 
-def _put_error(context: RequestContext, place: _Place, error: Exception) -> None:
-    key, results, index = place
+def _put_error(context: RequestContext, slot: _ResultSlot, error: Exception) -> None:
+    key, results, index = slot
     told = error if isinstance(error, MillraceError) else ApiError(ErrorCode.UNKNOWN_SERVER_ERROR)
     results[index] = _refused(context, key, results[index].partition, told)
 

@@ -110,7 +110,7 @@ def _are_altered(
     "0-1",
     needs=cluster(Operation.ALTER_CONFIGS),
 )
-@on_controller(_refuse, settled=_are_altered)
+@on_controller(_refuse, shown_when=_are_altered)
 async def alter_client_quotas(context: RequestContext, request: AlterClientQuotasRequest) -> AlterClientQuotasResponse:
     """Set and remove quotas of users, client ids, both together, and addresses; each entity with its own outcome.
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Final
 from millrace.cluster.channel import within
 from millrace.errors import ApiError, ErrorCode, MillraceError, code_of
 from millrace.handlers.context import RequestContext
+from millrace.handlers.flush_waits import unflushed, wait_for_flush
 from millrace.handlers.needs import DELETE_TOPIC, judged
 from millrace.handlers.registry import api
-from millrace.handlers.settling import settle, unsettled
 from millrace.model import INTERNAL_TOPICS, TopicPartition
 from millrace.wire.keys import ApiKey
 from millrace.wire.messages.records import DeleteRecordsRequest, DeleteRecordsResponse
@@ -46,19 +46,19 @@ async def delete_records(context: RequestContext, request: DeleteRecordsRequest)
     The answer comes when every live replica has done so, else, after `timeout_ms`, REQUEST_TIMED_OUT. The leader keeps
     its new start in a checkpoint at once; segments that lie wholly below it are removed by retention. Internal topics
     are refused, and topics that are only compacted, as in Kafka (POLICY_VIOLATION). What acks=1 has acknowledged to the
-    only replica may be deleted once it is on disk (`settling`).
+    only replica may be deleted once it is on disk (`flush_waits`).
     """
     broker = context.broker
     may_delete = context.rights(*DELETE_TOPIC)
     deadline = broker.clock.monotonic() + max(request.timeout_ms, 0) / 1000
-    ends = unsettled(
+    ends = unflushed(
         broker.replicas.led(topic.name, item.partition_index)
         for topic in request.topics
         if may_delete(topic.name)
         for item in topic.partitions
     )
     if ends:
-        await settle(ends, broker.clock, deadline - broker.clock.monotonic())
+        await wait_for_flush(ends, broker.clock, deadline - broker.clock.monotonic())
     topics = []
     deletions: list[_Deletion] = []
     for topic in request.topics:

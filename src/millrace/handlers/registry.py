@@ -102,7 +102,7 @@ class Api:
         auditing.tell(context, self.key, refusal)
         header = context.header
         response = None if self.refuse is None else self.refuse(context, request, refusal)
-        throttle_ms = 0 if context.meter is None else context.meter.settle()
+        throttle_ms = 0 if context.meter is None else context.meter.charge()
         if response is not None:
             if throttle_ms and hasattr(response, THROTTLE):
                 setattr(response, THROTTLE, throttle_ms)

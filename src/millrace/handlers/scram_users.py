@@ -105,7 +105,7 @@ def _are_altered(
 
 
 @api(ApiKey.ALTER_USER_SCRAM_CREDENTIALS, AlterUserScramCredentialsRequest, "0", needs=cluster(Operation.ALTER))
-@on_controller(_refuse, settled=_are_altered)
+@on_controller(_refuse, shown_when=_are_altered)
 async def alter_user_scram_credentials(
     context: RequestContext, request: AlterUserScramCredentialsRequest
 ) -> AlterUserScramCredentialsResponse:

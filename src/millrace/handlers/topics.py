@@ -107,7 +107,7 @@ async def create_topics(context: RequestContext, request: CreateTopicsRequest) -
     return response
 
 
-@on_controller(_refuse_creation, settled=_are_created)
+@on_controller(_refuse_creation, shown_when=_are_created)
 async def _create(context: RequestContext, request: CreateTopicsRequest) -> CreateTopicsResponse:
     wanted = [
         NewTopic(
@@ -253,7 +253,7 @@ async def delete_topics(context: RequestContext, request: DeleteTopicsRequest) -
     return response
 
 
-@on_controller(_refuse_deletion, settled=_are_deleted)
+@on_controller(_refuse_deletion, shown_when=_are_deleted)
 async def _delete(context: RequestContext, request: DeleteTopicsRequest) -> DeleteTopicsResponse:
     if not context.broker.config.get_bool("delete.topic.enable"):
         code = ErrorCode.TOPIC_DELETION_DISABLED if context.version >= 3 else ErrorCode.INVALID_REQUEST
@@ -337,7 +337,7 @@ async def create_partitions(context: RequestContext, request: CreatePartitionsRe
     return response
 
 
-@on_controller(_refuse_partitions, settled=_are_added)
+@on_controller(_refuse_partitions, shown_when=_are_added)
 async def _add_partitions(context: RequestContext, request: CreatePartitionsRequest) -> CreatePartitionsResponse:
     wanted = [
         MorePartitions(

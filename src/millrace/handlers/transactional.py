@@ -47,7 +47,7 @@ UNANSWERED: Final = frozenset(
 )
 """The coordinator could not be asked, or has not said anything that lasts."""
 
-Place = tuple[TopicKey, int]
+PartitionKey = tuple[TopicKey, int]
 A = TypeVar("A")
 
 
@@ -57,8 +57,8 @@ class Admitted:
 
     skips: bool = False
     """Whether nobody had to be asked."""
-    guards: dict[Place, Verification] = field(default_factory=dict)
-    refusals: dict[Place, MillraceError] = field(default_factory=dict)
+    guards: dict[PartitionKey, Verification] = field(default_factory=dict)
+    refusals: dict[PartitionKey, MillraceError] = field(default_factory=dict)
     refusal: ApiError | None = None
     """Of the whole request."""
 
@@ -80,11 +80,11 @@ class Question:
     producer_epoch: int
     adds: bool
     admitted: Admitted
-    places: dict[tuple[str, int], Place] = field(default_factory=dict)
+    keys: dict[tuple[str, int], PartitionKey] = field(default_factory=dict)
     """The partitions to ask about, by topic name and index, as the request names them."""
 
     @property
-    def guards(self) -> dict[Place, Verification]:
+    def guards(self) -> dict[PartitionKey, Verification]:
         return self.admitted.guards
 
 
@@ -110,22 +110,22 @@ def ask(context: RequestContext, call: ProduceCall) -> Question:
     if not adds and not context.broker.config.get_bool(VERIFICATION_SETTING):
         admitted.skips = True
         return question
-    for place, header in batches.items():
+    for key, header in batches.items():
         try:
-            partition = context.broker.replicas.find(*place)
+            partition = context.broker.replicas.find(*key)
             if partition.topic in INTERNAL_TOPICS:
                 continue  # refused when it is to be appended
             guard = partition.begin_verification(producer_id, epoch, header.base_sequence, bumps_epoch=adds)
         except MillraceError as error:
-            admitted.refusals[place] = error
+            admitted.refusals[key] = error
             continue
         if guard is not None:
-            admitted.guards[place] = guard
-            question.places[partition.topic, partition.index] = place
+            admitted.guards[key] = guard
+            question.keys[partition.topic, partition.index] = key
     return question
 
 
-def _transactional_batches(call: ProduceCall) -> dict[Place, BatchHeader]:
+def _transactional_batches(call: ProduceCall) -> dict[PartitionKey, BatchHeader]:
     return {
         (key, item.partition): read_header(item.records)
         for key, partitions in call.topics
@@ -148,7 +148,7 @@ def is_admitted_at_once(context: RequestContext, call: ProduceCall, question: Qu
     return not question.guards or (
         question.adds
         and context.broker.transaction_gate.adds_at_once(
-            call.transactional_id or "", question.producer_id, question.producer_epoch, list(question.places)
+            call.transactional_id or "", question.producer_id, question.producer_epoch, list(question.keys)
         )
     )
 
@@ -206,16 +206,16 @@ async def _kept(promise: Promise[A]) -> A:
 
 async def _admit(context: RequestContext, transactional_id: str, question: Question) -> None:
     """Ask the coordinator, and take note of what it has against any of the partitions."""
-    places = question.places
+    keys = question.keys
     try:
         codes = await context.broker.transaction_gate.admit(
-            transactional_id, question.producer_id, question.producer_epoch, list(places), add=question.adds
+            transactional_id, question.producer_id, question.producer_epoch, list(keys), add=question.adds
         )
     except ApiError as error:
-        codes = dict.fromkeys(places, error.code)
+        codes = dict.fromkeys(keys, error.code)
     for name, code in codes.items():
-        if code is not ErrorCode.NONE and name in places:
-            question.admitted.refusals[places[name]] = told(code, context.version)
+        if code is not ErrorCode.NONE and name in keys:
+            question.admitted.refusals[keys[name]] = told(code, context.version)
 
 
 def told(code: ErrorCode, version: int) -> ApiError:

@@ -106,6 +106,14 @@ class Secured:
     def authorities(self) -> Path:
         return self.directory / "ca.pem"
 
+    def console_settings(self) -> dict[str, str]:
+        """How a console reaches the brokers; who uses it logs in there."""
+        return {
+            "security.protocol": LISTENER,
+            "ssl.ca.location": str(self.authorities),
+            "sasl.mechanism": MECHANISM.label,
+        }
+
     def broker_settings(self) -> dict[str, str]:
         """What each broker is told, besides its address."""
         own = f"listener.name.{LISTENER.lower()}"

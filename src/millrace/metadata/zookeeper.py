@@ -136,7 +136,7 @@ class ZooKeeperStore:
         """The servers, without the path."""
         return self._session.hosts
 
-    # --------------------------------------------------------------------------------------------------------- session
+    # --- session ------------------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
         await self._session.open()
@@ -205,7 +205,7 @@ class ZooKeeperStore:
                 "zookeeper.set.acl=false until every broker has the login, then true"
             )
 
-    # ------------------------------------------------------------------------------------------- members and controller
+    # --- members and controller ---------------------------------------------------------------------------------------
 
     async def register(self, registration: BrokerRegistration) -> int:
         path = znodes.broker_path(registration.broker_id)
@@ -308,7 +308,7 @@ class ZooKeeperStore:
             raise Fenced(f"controller epoch {controller_epoch} is over")
         return refusal
 
-    # ---------------------------------------------------------------------------------------------------------- deltas
+    # --- deltas -------------------------------------------------------------------------------------------------------
 
     async def append(self, delta: bytes, controller_epoch: int) -> int:
         value = znodes.pack(delta, controller_epoch)
@@ -391,7 +391,7 @@ class ZooKeeperStore:
             raise Trimmed(f"delta {number} is folded into a snapshot")
         return is_there
 
-    # ------------------------------------------------------------------------------------------------------- snapshots
+    # --- snapshots ----------------------------------------------------------------------------------------------------
 
     async def read_snapshot(self) -> Snapshot | None:
         while True:

@@ -254,7 +254,7 @@ class ZooKeeperSession:
             await loop.run_in_executor(None, access.tls.context)  # what is wrong with the files is said here
         handler = _Handler(self._session_timeout_ms / 1000 / _ATTEMPTS, access.tls)
         client = KazooClient(
-            hosts=_often_enough(self.hosts),
+            hosts=_repeated_hosts(self.hosts),
             timeout=self._session_timeout_ms / 1000,
             handler=handler,
             auth_data=[("digest", f"{access.username}:{access.password}")] if access.username else None,
@@ -344,7 +344,7 @@ class ZooKeeperSession:
         session = None if self._client is None else self._client.client_id
         return session is not None and session[0] == node.owner
 
-    # ---------------------------------------------------------------------------------------------------------- states
+    # --- states -------------------------------------------------------------------------------------------------------
 
     async def states(self) -> AsyncGenerator[SessionState, None]:
         """The state now and after each change, until the session is closed."""
@@ -384,7 +384,7 @@ class ZooKeeperSession:
         for queue in self._state_queues:
             queue.put(state)
 
-    # ----------------------------------------------------------------------------------------------------------- reads
+    # --- reads --------------------------------------------------------------------------------------------------------
 
     @contextmanager
     def alarm(self) -> Iterator[Alarm]:
@@ -460,7 +460,7 @@ class ZooKeeperSession:
             return StorageError(f"not allowed by ZooKeeper at {self.hosts} to {doing}: {self.access.advice}")
         return StorageError(f"ZooKeeper at {self.hosts} refuses to {doing}: {error!r}")
 
-    # ---------------------------------------------------------------------------------------------------------- writes
+    # --- writes -------------------------------------------------------------------------------------------------------
 
     async def close_to_strangers(self, paths: Sequence[str]) -> int:
         """Close those of the znodes that are open, for this session's login; how many. Gone ones are no matter.
@@ -518,7 +518,7 @@ class ZooKeeperSession:
             case Check(_, version):
                 transaction.check(path, version)
 
-    # ------------------------------------------------------------------------------------------------ requests to kazoo
+    # --- requests to kazoo --------------------------------------------------------------------------------------------
 
     async def _ask_until_answered(self, *requests: _Send) -> list[Any]:
         """For requests that may be repeated."""
@@ -553,7 +553,7 @@ class ZooKeeperSession:
         future: asyncio.Future[Any] = loop.create_future()
         self._outstanding.add(future)
         future.add_done_callback(self._outstanding.discard)
-        sent.rawlink(lambda result: _on_loop(loop, partial(_settle, future, result)))
+        sent.rawlink(lambda result: _on_loop(loop, partial(_take_answer, future, result)))
         return future
 
 
@@ -638,7 +638,7 @@ def _on_loop(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> Non
         logger.debug("an answer of ZooKeeper came after the end of the event loop")
 
 
-def _settle(future: asyncio.Future[Any], result: Any) -> None:
+def _take_answer(future: asyncio.Future[Any], result: Any) -> None:
     if future.done():
         return
     if result.exception is None:
@@ -671,7 +671,7 @@ def _split_address(address: str) -> tuple[str, str]:
     return hosts, f"/{root}" if root else ""
 
 
-def _often_enough(hosts: str) -> str:
+def _repeated_hosts(hosts: str) -> str:
     """The same servers, named so often that kazoo waits a third of the session timeout for the answer of one.
 
     It divides the timeout by the number of names. A server that is starting sometimes swallows the first request of

@@ -3,13 +3,13 @@
 The window [start, end) holds the records that are not done with, in runs of offsets that share everything. Below
 the start everything is done with, above the end nothing was given out yet. Not here: reading the log and writing the
 state (`share_partition`), what the coordinator keeps (`state`). Owner: `share_partition`, which also says what time
-it is, carries out what `Changes` asks for, and settles every `Acknowledgement` once.
+it is, carries out what `Changes` asks for, and finishes every `Acknowledgement` once.
 
 Invariants
 - A record is held by at most one member. An acknowledged record is never given out again.
 - Every record ends acknowledged or archived; with a dead-letter topic it is archived after it was copied there.
 - The start never goes back.
-- An acknowledgement takes effect when its state is stored (`settle`): until then the record stays with its member,
+- An acknowledgement takes effect when its state is stored (`finish`): until then the record stays with its member,
   cannot be acknowledged twice and does not expire. A lock that runs out takes effect at once and is stored later.
 """
 
@@ -200,7 +200,7 @@ class Window:
         """Nothing below it is available."""
 
     def __repr__(self) -> str:
-        return f"<window {self.start_offset}..{self.end_offset}, {len(self._runs)} runs>"
+        return f"Window({self.start_offset}..{self.end_offset}, {len(self._runs)} runs)"
 
     @classmethod
     def load(cls, start_offset: int, batches: Sequence[StateBatch], limits: Limits) -> tuple[Window, Changes]:
@@ -227,7 +227,7 @@ class Window:
         window._advance()
         return window, changes
 
-    # ------------------------------------------------------------------------------------------------------- questions
+    # --- questions ----------------------------------------------------------------------------------------------------
 
     @property
     def in_flight(self) -> int:
@@ -274,7 +274,7 @@ class Window:
             default=None,
         )
 
-    # ------------------------------------------------------------------------------------------------------- acquiring
+    # --- acquiring ----------------------------------------------------------------------------------------------------
 
     def acquire(
         self,
@@ -373,10 +373,10 @@ class Window:
         if last >= self.end_offset:
             self._append(Run(self.end_offset, last, ARCHIVED))
 
-    # --------------------------------------------------------------------------------------------------- acknowledging
+    # --- acknowledging ------------------------------------------------------------------------------------------------
 
     def acknowledge(self, member_id: str, batches: Sequence[AcknowledgeBatch], now_ms: int) -> Acknowledgement:
-        """Take a member's word for records it holds: all of it or nothing (ApiError). `settle` makes it count.
+        """Take a member's word for records it holds: all of it or nothing (ApiError). `finish` makes it count.
 
         Renewals count at once. What is said of records below the start is passed over: they are gone.
         """
@@ -399,7 +399,7 @@ class Window:
         return acknowledgement
 
     def release(self, member_id: str) -> Acknowledgement:
-        """The member is gone: everything it holds is released, once `settle` says that this is stored."""
+        """The member is gone: everything it holds is released, once `finish` says that this is stored."""
         acknowledgement = Acknowledgement()
         known: dict[_Outcome, _Pending] = {}
         for run in self._runs:
@@ -409,7 +409,7 @@ class Window:
         acknowledgement.store = join(acknowledgement.store)
         return acknowledgement
 
-    def settle(self, acknowledgement: Acknowledgement, *, is_stored: bool, now_ms: int) -> Changes:
+    def finish(self, acknowledgement: Acknowledgement, *, is_stored: bool, now_ms: int) -> Changes:
         """The state of an acknowledgement was stored, or was not: then the members hold their records as before."""
         changes = Changes()
         for stored in acknowledgement.store:
@@ -475,7 +475,7 @@ class Window:
     def _given_up(self, reason: DeadLetterReason) -> _Outcome:
         return _Outcome(ARCHIVING, reason) if self.limits.dead_letters else _Outcome(ARCHIVED)
 
-    # ------------------------------------------------------------------------------------------------- time and the log
+    # --- time and the log ---------------------------------------------------------------------------------------------
 
     def expire(self, now_ms: int) -> Changes:
         """Release what was held for too long; it can be given out again at once."""
@@ -544,7 +544,7 @@ class Window:
         rest_ms = self.limits.backoff_ms << min(max(delivery_count - 1, 0), MAX_BACKOFF_DOUBLINGS)
         return now_ms + min(rest_ms, max(self.limits.backoff_max_ms, self.limits.backoff_ms))
 
-    # ------------------------------------------------------------------------------------------------------------ runs
+    # --- runs ---------------------------------------------------------------------------------------------------------
 
     def _index(self, offset: int) -> int:
         """Where the run that has `offset` lies."""

@@ -21,7 +21,7 @@ from millrace.replication.sharded import ShardedCoordinator
 from millrace.replication.state_topic import StateTopic
 from millrace.tasks import Work
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class ShareCoordinator(ShardedCoordinator[QueueShard]):
@@ -44,7 +44,7 @@ class ShareCoordinator(ShardedCoordinator[QueueShard]):
 
     def __repr__(self) -> str:
         count = sum(len(shard.states) for shard in self._shards.values())
-        return f"<share coordinator of {len(self._shards)} partitions, {count} share-partitions>"
+        return f"ShareCoordinator({len(self._shards)} partitions, {count} share-partitions)"
 
     def _make_shard(self, index: int, leader_epoch: int) -> QueueShard:
         return QueueShard(index, leader_epoch, topic=self._topic, settings=self.settings, clock=self._clock)
@@ -61,7 +61,7 @@ class ShareCoordinator(ShardedCoordinator[QueueShard]):
         """Where the state of a share-partition is kept."""
         return partition_for(key, self._topic.partition_count)
 
-    # -------------------------------------------------------------------------------------------------------- requests
+    # --- requests -----------------------------------------------------------------------------------------------------
 
     async def initialize(self, key: ShareKey, state_epoch: int, start_offset: int) -> None:
         """Begin a share-partition, durably."""
@@ -91,7 +91,7 @@ class ShareCoordinator(ShardedCoordinator[QueueShard]):
             return Summary()
         return Summary(found.state_epoch, found.leader_epoch, found.snapshot.start_offset, found.snapshot.completed)
 
-    # ---------------------------------------------------------------------------------------------------------- inside
+    # --- inside -------------------------------------------------------------------------------------------------------
 
     def _check_topic(self, key: ShareKey) -> None:
         if key.topic_id == ZERO_UUID or key.partition < 0:
@@ -107,9 +107,9 @@ class ShareCoordinator(ShardedCoordinator[QueueShard]):
         try:
             await work
         except ApiError as error:
-            log.warning("housekeeping of %r: %s", shard, error)
+            logger.warning("housekeeping of %r: %s", shard, error)
         except Exception:
-            log.exception("housekeeping of %r", shard)
+            logger.exception("housekeeping of %r", shard)
 
     async def _rewrite_for_ever(self) -> None:
         while True:
@@ -128,6 +128,6 @@ class ShareCoordinator(ShardedCoordinator[QueueShard]):
                     try:
                         self._prune(shard.index, shard.superfluous_before)
                     except (ApiError, StorageError) as error:
-                        log.warning("the start of %r stays: %s", shard, error)
+                        logger.warning("the start of %r stays: %s", shard, error)
                     except Exception:  # of one log: the others go on
-                        log.exception("the start of %r stays", shard)
+                        logger.exception("the start of %r stays", shard)

@@ -64,7 +64,7 @@ class DeadLetterOffice:
         self._clock = clock
 
     def __repr__(self) -> str:
-        return f"<dead-letter office of broker {self._broker_id}>"
+        return f"DeadLetterOffice(broker {self._broker_id})"
 
     async def deliver(self, key: ShareKey, source: Partition, letter: DeadLetter, settings: QueueSettings) -> int:
         """Write the first letters of a range, at least one record's; the last offset that is dealt with now.

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from millrace.replication.partition import Partition
     from millrace.storage.recovery import LogPosition
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _MIN_READ_BYTES: Final = 8 * 1024
 _MAX_EMPTY_READS: Final = 16
@@ -134,9 +134,9 @@ class SharePartition:
         self._bytes_per_record = 256.0
 
     def __repr__(self) -> str:
-        return f"<share-partition {self.key} epoch {self.leader_epoch}, {self._window!r}>"
+        return f"SharePartition({self.key} epoch {self.leader_epoch}, {self._window!r})"
 
-    # ------------------------------------------------------------------------------------------------------------ life
+    # --- life ---------------------------------------------------------------------------------------------------------
 
     async def load(self) -> None:
         """Take the state over from whoever led before; ApiError. From now on nobody else can write it."""
@@ -154,7 +154,7 @@ class SharePartition:
         self._state_epoch = found.state_epoch
         self._window.move_log_start(self.partition.log.start_offset)
         self._carry_out(changes)
-        log.debug("loaded %r", self)
+        logger.debug("loaded %r", self)
 
     def _first_offset(self, settings: QueueSettings) -> int:
         """Where a share-partition begins that nobody has read."""
@@ -186,7 +186,7 @@ class SharePartition:
         while self.error is None and self._writing is not None:
             await asyncio.wait([self._writing])
 
-    async def settled(self) -> None:
+    async def wait_idle(self) -> None:
         """Return when there is nothing left to store and no dead letter left to write, or it is closed."""
         while self.error is None and (task := self._posting or self._writing) is not None:
             await asyncio.wait([task])
@@ -197,7 +197,7 @@ class SharePartition:
         if not self.partition.is_leader or self.partition.leader_epoch != self.leader_epoch:
             raise self.partition.not_leader()
 
-    # -------------------------------------------------------------------------------------------------------- requests
+    # --- requests -----------------------------------------------------------------------------------------------------
 
     async def confirm(self) -> None:
         """Return when it is certain that nobody has led the partition in a later epoch before this call; ApiError.
@@ -302,7 +302,7 @@ class SharePartition:
         ]
         return read.data, batches, seen
 
-    # --------------------------------------------------------------------------------------------------------- storing
+    # --- storing ------------------------------------------------------------------------------------------------------
 
     async def _stored(self, acknowledgement: Acknowledgement) -> None:
         if acknowledgement.store:
@@ -355,11 +355,11 @@ class SharePartition:
                 problem = ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER, error.message)
                 self.close(problem)
         except Exception:
-            log.exception("the state of %r is not stored", self)
+            logger.exception("the state of %r is not stored", self)
             problem = ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, "the state could not be stored")
         finally:
             for acknowledgement, done in waiting:
-                self._carry_out(window.settle(acknowledgement, is_stored=problem is None, now_ms=self._now_ms()))
+                self._carry_out(window.finish(acknowledgement, is_stored=problem is None, now_ms=self._now_ms()))
                 if problem is None:
                     _finish(done)
                 else:
@@ -406,12 +406,12 @@ class SharePartition:
         try:
             return await self._office.deliver(self.key, self.partition, letter, self._settings())
         except MillraceError as error:
-            log.warning("%r tries its dead letters again in %.1f s: %s", self, retry_s, error)
+            logger.warning("%r tries its dead letters again in %.1f s: %s", self, retry_s, error)
         except Exception:
-            log.exception("%r tries its dead letters again in %.1f s", self, retry_s)
+            logger.exception("%r tries its dead letters again in %.1f s", self, retry_s)
         return None
 
-    # ------------------------------------------------------------------------------------------------------------ time
+    # --- time ---------------------------------------------------------------------------------------------------------
 
     def _now_ms(self) -> int:
         return int(self._clock.monotonic() * 1000)

@@ -66,7 +66,7 @@ class SharePartitions:
         self._closed = False
 
     def __repr__(self) -> str:
-        return f"<{len(self._partitions)} share-partitions, {self.sessions!r}>"
+        return f"SharePartitions({len(self._partitions)}, {self.sessions!r})"
 
     def loaded(self, key: ShareKey) -> SharePartition | None:
         """A share-partition, if it can be used at once; `get` says what is the matter where it cannot."""
@@ -171,13 +171,13 @@ class SharePartitions:
         left = {key: found for key, found in self._partitions.items() if key.group_id == group_id}
         # Dead letters are still written: otherwise they would wait for the next member. If one comes, they are left to
         # what it loads, but not writes of state: those would come after what it reads.
-        settled: asyncio.Future[Any] = awaited(_settled(left.values()))
+        idle: asyncio.Future[Any] = awaited(_wait_idle(left.values()))
         came: asyncio.Future[Any] = awaited(farewell.somebody_came.wait())
         try:
-            await asyncio.wait({settled, came}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({idle, came}, return_when=asyncio.FIRST_COMPLETED)
             await asyncio.gather(*(found.written() for found in left.values()))
         finally:
-            settled.cancel()
+            idle.cancel()
             came.cancel()
         error = ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "the group had no members here any more")
         for key, found in left.items():
@@ -195,9 +195,9 @@ class _Farewell:
     somebody_came: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-async def _settled(partitions: Iterable[SharePartition]) -> bool:
+async def _wait_idle(partitions: Iterable[SharePartition]) -> bool:
     for partition in partitions:
-        await partition.settled()
+        await partition.wait_idle()
     return True
 
 

@@ -82,7 +82,7 @@ class Persister:
         self._clock = clock
 
     def __repr__(self) -> str:
-        return f"<persister of broker {self._broker_id}>"
+        return f"Persister(broker {self._broker_id})"
 
     async def read(self, key: ShareKey, leader_epoch: int) -> Snapshot:
         """The state of a share-partition for its leader; ApiError."""

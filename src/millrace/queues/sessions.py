@@ -43,7 +43,7 @@ class ShareSessions:
         """How many sessions each group has."""
 
     def __repr__(self) -> str:
-        return f"<{len(self._sessions)} share sessions of at most {self._limit}>"
+        return f"ShareSessions({len(self._sessions)} of at most {self._limit})"
 
     def __len__(self) -> int:
         return len(self._sessions)

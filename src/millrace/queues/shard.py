@@ -45,11 +45,11 @@ class QueueShard(StateShard):
 
     def __repr__(self) -> str:
         return (
-            f"<share shard {self.index} epoch {self.leader_epoch} {self.state.value}, {len(self.states)} "
-            f"share-partitions, {self._writer!r}>"
+            f"QueueShard({self.index} epoch {self.leader_epoch} {self.state.value}, {len(self.states)} "
+            f"share-partitions, {self._writer!r})"
         )
 
-    # ------------------------------------------------------------------------------------------------------------ life
+    # --- life ---------------------------------------------------------------------------------------------------------
 
     @property
     def is_empty(self) -> bool:
@@ -63,7 +63,7 @@ class QueueShard(StateShard):
         if read is not None:
             self._apply(*read, record_offset)
 
-    # -------------------------------------------------------------------------------------------------------- requests
+    # --- requests -----------------------------------------------------------------------------------------------------
 
     async def initialize(self, key: ShareKey, state_epoch: int, start_offset: int) -> None:
         """InitializeShareGroupState."""
@@ -80,7 +80,7 @@ class QueueShard(StateShard):
         if update is not None:
             await self._write(key, update)
         elif key in self._ahead:
-            await self.settled()
+            await self.wait_applied()
         return self._durable(key)
 
     def summary(self, key: ShareKey) -> SharePartitionState | None:
@@ -92,7 +92,7 @@ class QueueShard(StateShard):
         if self._planned(key) is not None:
             await self._write(key, None)
 
-    # ---------------------------------------------------------------------------------------------------------- chores
+    # --- chores -------------------------------------------------------------------------------------------------------
 
     async def forget_topics(self, topic_ids: Collection[UUID]) -> None:
         """Delete the state of topics that are gone."""
@@ -115,7 +115,7 @@ class QueueShard(StateShard):
         """Below this offset the log says nothing that a later record does not say."""
         return min(self._snapshots.values(), default=self._next_offset)
 
-    # --------------------------------------------------------------------------------------------------------- writing
+    # --- writing ------------------------------------------------------------------------------------------------------
 
     def _known(self) -> list[ShareKey]:
         return [*self.states, *(key for key in self._ahead if key not in self.states)]

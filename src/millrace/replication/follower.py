@@ -149,7 +149,7 @@ class Fetchers:
 
 
 @dataclass(slots=True)
-class _Place:
+class _FollowedPartition:
     """One followed partition: the epoch it is followed in, and what the leader's session knows of it."""
 
     partition: Partition
@@ -176,7 +176,7 @@ class Fetcher:
     def __init__(self, leader: int, owner: Fetchers) -> None:
         self.leader = leader
         self.owner = owner
-        self.places: dict[tuple[uuid.UUID, int], _Place] = {}
+        self.partitions: dict[tuple[uuid.UUID, int], _FollowedPartition] = {}
         self._endpoint: Endpoint | None = None
         self._changed = asyncio.Event()
         self._session: _Session | None = None
@@ -184,21 +184,21 @@ class Fetcher:
         self.task = owner.tasks.keep(f"fetch from broker {leader}", self._run)
 
     def __repr__(self) -> str:
-        return f"Fetcher(broker {self.leader}, {len(self.places)} partitions)"
+        return f"Fetcher(broker {self.leader}, {len(self.partitions)} partitions)"
 
     @property
     def is_idle(self) -> bool:
-        return not self.places
+        return not self.partitions
 
     def put(self, partition: Partition) -> None:
         key = (partition.topic_id, partition.index)
-        known = self.places.get(key)
+        known = self.partitions.get(key)
         if known is None or known.partition is not partition or known.leader_epoch != partition.leader_epoch:
-            self.places[key] = _Place(partition, partition.leader_epoch)
+            self.partitions[key] = _FollowedPartition(partition, partition.leader_epoch)
             self._note_change()
 
     def remove(self, partition: Partition) -> None:
-        self.places.pop((partition.topic_id, partition.index), None)
+        self.partitions.pop((partition.topic_id, partition.index), None)
         self._note_change()
 
     def set_endpoint(self, endpoint: Endpoint | None) -> None:
@@ -249,7 +249,7 @@ class Fetcher:
             timer.cancel()
 
     async def _fetch_until_changed(self) -> None:
-        if self._endpoint is None or not self.places:
+        if self._endpoint is None or not self.partitions:
             await self._changed.wait()
             return
         owner = self.owner
@@ -274,14 +274,14 @@ class _Session:
         self._owner = fetcher.owner
         self._clock = fetcher.owner.clock
         self._connection = connection
-        self._places = dict(fetcher.places)
+        self._partitions = dict(fetcher.partitions)
         self._ended = False
         self._wake = asyncio.Event()
         self._session_id = 0
         self._epoch = 0
-        for place in self._places.values():
-            place.sent, place.has_missed = None, False
-            place.failures, place.not_before, place.unflushed_since = 0, 0.0, None
+        for followed in self._partitions.values():
+            followed.sent, followed.has_missed = None, False
+            followed.failures, followed.not_before, followed.unflushed_since = 0, 0.0, None
 
     def end(self) -> None:
         self._ended = True
@@ -294,7 +294,7 @@ class _Session:
             self._owner.lost(self._leader)
 
     async def fetch_until_ended(self) -> None:
-        touched: Iterable[_Place] = tuple(self._places.values())
+        touched: Iterable[_FollowedPartition] = tuple(self._partitions.values())
         while True:
             await self._flush(touched)
             await self._rest()
@@ -307,20 +307,20 @@ class _Session:
                 self._owner.reached(self._leader)
             touched = self._take(response)
 
-    async def _flush(self, touched: Iterable[_Place]) -> None:
+    async def _flush(self, touched: Iterable[_FollowedPartition]) -> None:
         """Wait until what these partitions have may be promised, or for as long as the others can wait for it."""
         until_s: float | None = None
-        for place in touched:
-            while not self._ended and self._is_current(place) and not self._is_flushed(place):
+        for followed in touched:
+            while not self._ended and self._is_current(followed) and not self._is_flushed(followed):
                 now = self._clock.monotonic()
                 until_s = now + FLUSH_PATIENCE_S if until_s is None else until_s
                 if now >= until_s:
                     break
-                await self._sleep(until_s - now, (place,))
+                await self._sleep(until_s - now, (followed,))
 
-    def _is_flushed(self, place: _Place) -> bool:
+    def _is_flushed(self, followed: _FollowedPartition) -> bool:
         try:
-            return place.partition.is_flushed
+            return followed.partition.is_flushed
         except Exception:  # noqa: BLE001 - `_prepare` meets it as well, and says so
             return True
 
@@ -329,64 +329,66 @@ class _Session:
         while not self._ended:
             now = self._clock.monotonic()
             pause_s = math.inf
-            for place in self._places.values():
-                wait_s = self._prepare(place, now)
+            for followed in self._partitions.values():
+                wait_s = self._prepare(followed, now)
                 if wait_s <= 0:
                     return
                 pause_s = min(pause_s, wait_s)
-            await self._sleep(pause_s, [place for place in self._places.values() if place.unflushed_since is not None])
+            await self._sleep(
+                pause_s, [followed for followed in self._partitions.values() if followed.unflushed_since is not None]
+            )
 
-    async def _sleep(self, seconds: float, unflushed: Iterable[_Place]) -> None:
+    async def _sleep(self, seconds: float, unflushed: Iterable[_FollowedPartition]) -> None:
         """Until the time is up, one of these partitions was flushed, or the session ends."""
         wake = self._wake
         wake.clear()
         timer = self._clock.call_later(seconds, wake.set)
-        for place in unflushed:
-            place.partition.flush_watchers.add(wake.set)
+        for followed in unflushed:
+            followed.partition.flush_watchers.add(wake.set)
         try:
             await wake.wait()
         finally:
             timer.cancel()
-            for place in unflushed:
-                place.partition.flush_watchers.discard(wake.set)
+            for followed in unflushed:
+                followed.partition.flush_watchers.discard(wake.set)
 
-    def _prepare(self, place: _Place, now: float) -> float:
+    def _prepare(self, followed: _FollowedPartition, now: float) -> float:
         """Find out where a partition goes on (`position`): 0, or how long it has to wait before it is fetched again.
 
         It failed, it is not on disk yet, or it has used its quota.
         """
-        wait_s = place.not_before - now
-        if wait_s > 0 and place.unflushed_since is None:
+        wait_s = followed.not_before - now
+        if wait_s > 0 and followed.unflushed_since is None:
             return wait_s
-        partition = place.partition
+        partition = followed.partition
         try:
-            place.position = (*partition.fetch_position(), partition.log.start_offset)
-            if place.position != place.sent and not partition.is_flushed:
-                return self._wait_for_flush(place, now)
-            place.unflushed_since = None
+            followed.position = (*partition.fetch_position(), partition.log.start_offset)
+            if followed.position != followed.sent and not partition.is_flushed:
+                return self._wait_for_flush(followed, now)
+            followed.unflushed_since = None
         except Exception as error:  # noqa: BLE001 - of one log: the others go on
-            self._failed(place, error)
-            return place.not_before - now
+            self._failed(followed, error)
+            return followed.not_before - now
         quota = partition.follower_quota
-        if quota is not None and place.is_behind and self._owner.broker_id not in partition.state.isr:
+        if quota is not None and followed.is_behind and self._owner.broker_id not in partition.state.isr:
             return max(quota.wait_s(), 0.0)
         return 0.0
 
-    def _wait_for_flush(self, place: _Place, now: float) -> float:
+    def _wait_for_flush(self, followed: _FollowedPartition, now: float) -> float:
         """How long a partition is left out that is not on disk yet: a tenth of the time that it takes already."""
-        if place.unflushed_since is None:
-            place.unflushed_since = now
-            place.partition.log.flush_soon()  # whoever made it wait for the disk may not have asked for that
-        if place.not_before <= now:
-            patience_s = max((now - place.unflushed_since) / 10, FIRST_PAUSE_S)
-            place.not_before = now + min(patience_s, self._owner.settings.max_pause_s)
-        return place.not_before - now
+        if followed.unflushed_since is None:
+            followed.unflushed_since = now
+            followed.partition.log.flush_soon()  # whoever made it wait for the disk may not have asked for that
+        if followed.not_before <= now:
+            patience_s = max((now - followed.unflushed_since) / 10, FIRST_PAUSE_S)
+            followed.not_before = now + min(patience_s, self._owner.settings.max_pause_s)
+        return followed.not_before - now
 
-    def _is_current(self, place: _Place) -> bool:
-        partition = place.partition
-        return partition.leadership is None and partition.leader_epoch == place.leader_epoch
+    def _is_current(self, followed: _FollowedPartition) -> bool:
+        partition = followed.partition
+        return partition.leadership is None and partition.leader_epoch == followed.leader_epoch
 
-    # ---------------------------------------------------------------------------------------------------------- asking
+    # --- asking -------------------------------------------------------------------------------------------------------
 
     def _request(self) -> FetchRequest:
         settings = self._owner.settings
@@ -394,26 +396,26 @@ class _Session:
         wait_ms = settings.max_wait_ms
         topics: dict[uuid.UUID, FetchRequest.FetchTopic] = {}
         forgotten: dict[uuid.UUID, FetchRequest.ForgottenTopic] = {}
-        for (topic_id, index), place in self._places.items():
-            wait_s = self._prepare(place, now)
+        for (topic_id, index), followed in self._partitions.items():
+            wait_s = self._prepare(followed, now)
             # The pause after a failure may be over by now: this one fetch goes without the partition all the same.
-            is_left_out = wait_s > 0 or (place.has_missed and place.sent is not None)
-            place.has_missed = False
+            is_left_out = wait_s > 0 or (followed.has_missed and followed.sent is not None)
+            followed.has_missed = False
             if is_left_out:
                 wait_ms = min(wait_ms, max(int(wait_s * 1000), 1))
-                if place.sent is not None:
-                    place.sent = None
+                if followed.sent is not None:
+                    followed.sent = None
                     gone = forgotten.setdefault(topic_id, FetchRequest.ForgottenTopic(topic_id=topic_id, partitions=[]))
                     gone.partitions.append(index)
                 continue
-            position = place.position
-            if place.sent != position:
-                place.sent = position
+            position = followed.position
+            if followed.sent != position:
+                followed.sent = position
                 topic = topics.setdefault(topic_id, FetchRequest.FetchTopic(topic_id=topic_id, partitions=[]))
                 topic.partitions.append(
                     FetchRequest.FetchPartition(
                         partition=index,
-                        current_leader_epoch=place.leader_epoch,
+                        current_leader_epoch=followed.leader_epoch,
                         fetch_offset=position[0],
                         last_fetched_epoch=position[1],
                         log_start_offset=position[2],
@@ -433,9 +435,9 @@ class _Session:
             forgotten_topics_data=list(forgotten.values()),
         )
 
-    # --------------------------------------------------------------------------------------------------------- copying
+    # --- copying ------------------------------------------------------------------------------------------------------
 
-    def _take(self, response: FetchResponse) -> list[_Place]:
+    def _take(self, response: FetchResponse) -> list[_FollowedPartition]:
         """Take over what the leader sent; returns the partitions that have changed."""
         if response.error_code:
             raise ApiError(ErrorCode(response.error_code), f"broker {self._leader} ended the fetch session")
@@ -444,12 +446,12 @@ class _Session:
         if not self._session_id:
             # The leader keeps no session for us: everything is told again.
             self._epoch = 0
-            for place in self._places.values():
-                place.sent = None
+            for followed in self._partitions.values():
+                followed.sent = None
         touched = []
         for topic in response.responses:
             for answer in topic.partitions:
-                found = self._places.get((topic.topic_id, answer.partition_index))
+                found = self._partitions.get((topic.topic_id, answer.partition_index))
                 if found is None or not self._is_current(found):
                     continue
                 try:
@@ -463,27 +465,27 @@ class _Session:
                 touched.append(found)
         return touched
 
-    def _failed(self, place: _Place, error: Exception) -> None:
+    def _failed(self, followed: _FollowedPartition, error: Exception) -> None:
         """Leave a partition out for a while; said once for as long as it is the same."""
         text = str(error)
         if isinstance(error, ApiError) and error.code in _PASSING:
-            logger.debug("%r cannot be copied now: %s", place.partition, text)
-        elif text != place.trouble:
-            place.trouble = text
+            logger.debug("%r cannot be copied now: %s", followed.partition, text)
+        elif text != followed.trouble:
+            followed.trouble = text
             level = logging.WARNING if isinstance(error, ApiError) else logging.ERROR
             trace = None if isinstance(error, MillraceError) else error
-            logger.log(level, "%r cannot be copied, and is tried again: %s", place.partition, text, exc_info=trace)
-        place.unflushed_since = None
-        place.has_missed = True
-        self._delay(place)
+            logger.log(level, "%r cannot be copied, and is tried again: %s", followed.partition, text, exc_info=trace)
+        followed.unflushed_since = None
+        followed.has_missed = True
+        self._delay(followed)
 
-    def _delay(self, place: _Place) -> None:
+    def _delay(self, followed: _FollowedPartition) -> None:
         longest_s = self._owner.settings.max_pause_s
-        place.not_before = self._clock.monotonic() + min(FIRST_PAUSE_S * 2**place.failures, longest_s)
-        place.failures = min(place.failures + 1, 10)
+        followed.not_before = self._clock.monotonic() + min(FIRST_PAUSE_S * 2**followed.failures, longest_s)
+        followed.failures = min(followed.failures + 1, 10)
 
-    def _take_one(self, place: _Place, answer: FetchResponse.PartitionData) -> None:
-        partition = place.partition
+    def _take_one(self, followed: _FollowedPartition, answer: FetchResponse.PartitionData) -> None:
+        partition = followed.partition
         code = answer.error_code
         if code == ErrorCode.OFFSET_OUT_OF_RANGE:
             self._start_over(partition, answer.log_start_offset)
@@ -496,10 +498,10 @@ class _Session:
             logger.info("%r was cut from %d to %d to follow its leader", partition, before, partition.log.end_offset)
             return
         if answer.records:
-            partition.append_from_leader(memoryview(answer.records), place.leader_epoch)
+            partition.append_from_leader(memoryview(answer.records), followed.leader_epoch)
             if partition.follower_quota is not None:
                 partition.follower_quota.take(len(answer.records))
-        place.is_behind = answer.high_watermark > partition.log.end_offset
+        followed.is_behind = answer.high_watermark > partition.log.end_offset
         partition.follow_leader_marks(answer.high_watermark, answer.log_start_offset)
 
     def _start_over(self, partition: Partition, leader_start: int) -> None:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from millrace.storage.log import Log
     from millrace.storage.reading import ReadResult
 
-SETTLING_S: Final = 2.0
+GAPS_EXCUSED_S: Final = 2.0
 """How long after it became writable a leader takes a gap in a producer's sequence for its own doing."""
 
 
@@ -82,7 +82,7 @@ class Leadership:
     def __repr__(self) -> str:
         return f"Leadership({self._replica.topic}-{self._replica.index}, {len(self._followers)} followers)"
 
-    # ----------------------------------------------------------------------------------------- the state in the image
+    # --- the state in the image ---------------------------------------------------------------------------------------
 
     def begin_epoch(self) -> None:
         """Lead in the epoch that the partition's state names. The log may be opened later: `begin_log`."""
@@ -144,7 +144,7 @@ class Leadership:
         self.wake_followers()
         self._wake_start()
 
-    # ------------------------------------------------------------------------------------------------------ committing
+    # --- committing ---------------------------------------------------------------------------------------------------
 
     def appended(self, log: Log, size_bytes: int) -> None:
         """There is more for followers to fetch. Where nobody else counts it is committed, if it need not be on disk."""
@@ -207,12 +207,12 @@ class Leadership:
         the second is refused in the same way. Told that it is out of order, librdkafka begins a new producer epoch for
         all partitions and sends again, under it, what may be in the log already.
         """
-        is_settled = self.is_alone or self._clock.monotonic() - self._writable_since_s >= SETTLING_S
-        if is_settled or error.code is not ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
+        is_steady = self.is_alone or self._clock.monotonic() - self._writable_since_s >= GAPS_EXCUSED_S
+        if is_steady or error.code is not ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
             return error
         return ApiError(ErrorCode.NOT_ENOUGH_REPLICAS, f"{error.message}, which may have been refused a moment ago")
 
-    # ------------------------------------------------------------------------------------------------------- followers
+    # --- followers ----------------------------------------------------------------------------------------------------
 
     def serve_follower(
         self,
@@ -311,7 +311,7 @@ class Leadership:
         for watcher in tuple(self.end_watchers):
             watcher(0)
 
-    # -------------------------------------------------------------------------------------------------------- deletion
+    # --- deletion -----------------------------------------------------------------------------------------------------
 
     @property
     def low_watermark(self) -> int:

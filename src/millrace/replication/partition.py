@@ -99,7 +99,7 @@ class Partition:
         state = "unopened" if self._log is None else f"high watermark {self.high_watermark.offset}"
         return f"Partition({self.topic}-{self.index}, {role}, epoch {self.leader_epoch}, {state})"
 
-    # ------------------------------------------------------------------------------------------------------------- log
+    # --- log ----------------------------------------------------------------------------------------------------------
 
     @property
     def log(self) -> Log:
@@ -208,7 +208,7 @@ class Partition:
             return self._remembered
         return min(mark, log.flushed_offset) if log.config.flush_mode is FlushMode.GROUP else mark
 
-    # ------------------------------------------------------------------------------------------------------------ role
+    # --- role ---------------------------------------------------------------------------------------------------------
 
     @property
     def is_leader(self) -> bool:
@@ -275,7 +275,7 @@ class Partition:
     def not_leader(self) -> ApiError:
         return ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"broker {self.broker_id} does not lead this partition")
 
-    # --------------------------------------------------------------------------------------------------------- writing
+    # --- writing ------------------------------------------------------------------------------------------------------
 
     def append(
         self,
@@ -375,7 +375,7 @@ class Partition:
             await future
 
     @property
-    def unsettled_end(self) -> int | None:
+    def unflushed_end(self) -> int | None:
         """Up to where records may be acknowledged and are not committed, for want of this broker's disk alone.
 
         acks=1 does not wait for the disk. Where there is no other replica a client expects to find what was
@@ -387,7 +387,7 @@ class Partition:
         end = log.end_offset
         return end if end > self.high_watermark.offset else None
 
-    # ------------------------------------------------------------------------------------------------------ committing
+    # --- committing ---------------------------------------------------------------------------------------------------
 
     def _note_flushed(self) -> None:
         """More of the log counts: it is on disk, or need not be any more."""
@@ -403,7 +403,7 @@ class Partition:
             self._committed = position
             self.high_watermark.advance(position.offset)
 
-    # ------------------------------------------------------------------------------------------------- leading others
+    # --- leading others -----------------------------------------------------------------------------------------------
 
     def serve_follower(
         self,
@@ -443,7 +443,7 @@ class Partition:
         if self.leadership is not None:
             self.leadership.propose(members)
 
-    # ------------------------------------------------------------------------------------------------------- following
+    # --- following ----------------------------------------------------------------------------------------------------
 
     def append_from_leader(self, records: memoryview, leader_epoch: int) -> None:
         """Append what the leader of `leader_epoch` sent; what this log has already is passed over."""
@@ -506,7 +506,7 @@ class Partition:
         log = self.log
         return log.config.flush_mode is not FlushMode.GROUP or log.flushed.offset >= log.end_offset
 
-    # --------------------------------------------------------------------------------------------------------- reading
+    # --- reading ------------------------------------------------------------------------------------------------------
 
     def check_leader_epoch(self, epoch: int) -> None:
         """Refuse a client whose idea of the leadership is not ours (KIP-320)."""
@@ -568,7 +568,7 @@ class Partition:
         """Whether the log waits for the first fetch of a follower, or append, to be opened."""
         return self._log is None and self.leadership is not None and not self.leadership.is_alone
 
-    # ---------------------------------------------------------------------------------------------------------- ending
+    # --- ending -------------------------------------------------------------------------------------------------------
 
     def close(self, reason: ApiError) -> None:
         """End every wait with `reason`; the log is its directory's to close or delete."""

@@ -140,7 +140,7 @@ class Replicas:
     def __iter__(self) -> Iterator[Partition]:
         return iter(tuple(self._held.values()))
 
-    # --------------------------------------------------------------------------------------------------------- lookups
+    # --- lookups ------------------------------------------------------------------------------------------------------
 
     def find(self, key: TopicKey, index: int) -> Partition:
         """The led partition a request means; raises what the client must be told where there is none."""
@@ -292,14 +292,14 @@ class Replicas:
         for partition in self:
             partition.high_watermark.notify()
 
-    # -------------------------------------------------------------------------------------------- following the image
+    # --- following the image ------------------------------------------------------------------------------------------
 
     def load(self, image: ClusterImage) -> None:
         """Take over everything the image holds; the logs stay closed."""
         self._image = image
         self._take_rates()
         self.followed.brokers_changed(image)
-        self._log_dirs.settle_twins(self._assigned_directory)
+        self._log_dirs.choose_between_twins(self._assigned_directory)
         for topic in image.topics.values():
             self._take(topic, range(len(topic.partitions)))
 
@@ -508,7 +508,7 @@ class Replicas:
         except StorageError as error:
             logger.error("the log of %s could not be removed: %s", place, error)  # noqa: TRY400
 
-    # ------------------------------------------------------------------------------------------------------- settings
+    # --- settings -----------------------------------------------------------------------------------------------------
 
     def _reconfigure(self, change: ConfigChanged) -> None:
         """Give open logs their new settings; closed ones read them when they open."""

@@ -94,7 +94,7 @@ class FollowerReader(Generic[W]):
         """Read every wanted partition; the flag says that waiting would not make the answer any better."""
         outcome: list[tuple[W, FetchResult]] = []
         size_bytes = 0
-        settled = False
+        answer_now = False
         held_back_s = 0.0
         only_note, self._only_note = self._only_note, False
         flush_patience_s = self._gathering.longest_s if self._wanted_bytes else 0.0
@@ -130,20 +130,20 @@ class FollowerReader(Generic[W]):
                         self._take(quota, len(read.data))
                     result = FetchResult(item.index, 0, mark, stable, start, read.data)
                     if 0 <= item.log_start_offset < start != item.sent_start_offset:
-                        settled = True  # DeleteRecords waits for the follower to hear of it
+                        answer_now = True  # DeleteRecords waits for the follower to hear of it
                 else:
                     result = FetchResult(item.index, 0, mark, stable, start, diverging=read)
-                    settled = True
+                    answer_now = True
             except MillraceError as error:
                 result = self._failed(item, error)
-                settled = True
+                answer_now = True
             outcome.append((item, result))
         if not only_note:
             self._gathering.answered(size_bytes)
         self._held_back_s = held_back_s
         if self._wake is not None:
             self._wake_after(held_back_s)
-        return outcome, size_bytes, settled
+        return outcome, size_bytes, answer_now
 
     def _take(self, quota: ReplicationQuota, size_bytes: int) -> None:
         quota.take(size_bytes)

@@ -25,7 +25,7 @@ from millrace.replication.state_topic import Entry, StateRecord, StateTopic, Tra
 from millrace.replication.state_writer import StateWriter, nothing
 from millrace.tasks import Tasks, Work, cancel
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 WRITE_ERRORS: Final = {
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: ErrorCode.COORDINATOR_NOT_AVAILABLE,
@@ -108,7 +108,7 @@ class StateShard:
             self.state = ShardState.ACTIVE
             self._begin()
             self.loaded.set()
-            log.log(logging.DEBUG if self.is_empty else logging.INFO, "loaded %r", self)
+            logger.log(logging.DEBUG if self.is_empty else logging.INFO, "loaded %r", self)
             await self._writer.confirm()
         finally:
             self.close()
@@ -135,7 +135,7 @@ class StateShard:
                     self.replay_pending(record)
             except ProtocolError as error:
                 # One record that cannot be read must not take everything that is kept in the partition with it.
-                log.warning("%s-%d: record %d is unreadable: %s", self._topic.name, self.index, record.offset, error)
+                logger.warning("%s-%d: record %d is unreadable: %s", self._topic.name, self.index, record.offset, error)
 
     # Writing
 
@@ -182,9 +182,9 @@ class StateShard:
         finally:
             timer.cancel()
 
-    async def settled(self) -> None:
+    async def wait_applied(self) -> None:
         """Return when everything written so far is durable and in effect; ApiError where that takes too long."""
-        done = self._writer.settled()
+        done = self._writer.all_applied()
         if done is not None:
             await self.in_time(done)
 

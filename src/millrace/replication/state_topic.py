@@ -35,7 +35,7 @@ from millrace.records.encode import Record, encode_batch
 from millrace.records.filtering import Span, record_spans, value_of
 from millrace.replication.watermark import Reached
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _SLICE_BYTES: Final = 64 * 1024
 """How much is read and decoded before the loop may run something else: about ten milliseconds of work."""
@@ -225,7 +225,7 @@ class StateTopic:
         for producer_id, key, (offset, data, span) in latest:
             records.append(StateRecord(offset, key, value_of(data, span), producer_id))
             if len(records) % _SLICE_RECORDS == 0:
-                await breathe()
+                await yield_to_loop()
         return records
 
     def _is_commit(self, index: int, batch: Batch) -> bool | None:
@@ -234,7 +234,7 @@ class StateTopic:
             marker = decode_end_marker(batch.data)
         except ApiError as error:
             offset = batch.header.base_offset
-            log.warning("%s-%d: the control batch at %d is unreadable: %s", self.name, index, offset, error)
+            logger.warning("%s-%d: the control batch at %d is unreadable: %s", self.name, index, offset, error)
             return None
         return None if marker is None else marker.type is MarkerType.COMMIT
 
@@ -243,7 +243,7 @@ class StateTopic:
         for count, record in enumerate(await self.load(index), 1):
             yield record
             if count % _READ_PER_SLICE == 0:
-                await breathe()
+                await yield_to_loop()
 
     async def replay(self, index: int) -> AsyncIterator[StateRecord]:
         """Every record that has a key, in the order of the log, up to its end as it is when this begins, all committed.
@@ -274,7 +274,7 @@ class StateTopic:
                 yield batch
             if offset <= read_from:
                 break
-            await breathe()
+            await yield_to_loop()
 
     def _leading(self, index: int) -> StatePartition:
         partition = self._partition_of(index)
@@ -321,8 +321,8 @@ class _Latest:
                 self.put(key, found)
 
 
-async def breathe() -> None:
-    """Let everything else that is ready on the loop run once."""
+async def yield_to_loop() -> None:
+    """Let everything else that is ready on the event loop run once, so that long work does not keep it waiting."""
     loop = asyncio.get_running_loop()
     turn = loop.create_future()
     loop.call_soon(_done, turn)

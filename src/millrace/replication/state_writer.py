@@ -1,10 +1,10 @@
 """Writing to one led partition of an internal topic: appended at once, in effect when durable, in the order of the log.
 
 So what is in a coordinator's memory is always what a replay would give, and whoever hung up does not stop a change.
-`write` never puts anything into effect itself: whoever can take that in the middle of its work asks for it (`settle`).
-What others append to the partition, the markers of transactions, takes its place in the order by its offset (`note`).
-Owner: a shard (`sharded.StateShard`), whose task runs `confirm`. Not here: what the records mean, and what a failed
-write means to a client.
+`write` never puts anything into effect itself: whoever can take that in the middle of its work asks for it
+(`apply_durable`). What others append to the partition, the markers of transactions, takes its place in the order by its
+offset (`note`). Owner: a shard (`sharded.StateShard`), whose task runs `confirm`. Not here: what the records mean, and
+what a failed write means to a client.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class StateWriter:
         self._is_closed = False
 
     def __repr__(self) -> str:
-        return f"<writer of {self._topic.name}-{self._index}, {len(self._writes)} writes under way>"
+        return f"StateWriter({self._topic.name}-{self._index}, {len(self._writes)} writes under way)"
 
     def write(
         self,
@@ -69,7 +69,7 @@ class StateWriter:
         if not self._is_closed:
             self._queue(offset, offset, apply)
 
-    def settle(self) -> None:
+    def apply_durable(self) -> None:
         """Put into effect what is durable already, which is all where a write needs nobody else; without a wait."""
         while self._writes and self._topic.is_committed(self._index, self._writes[0].last_offset):
             try:
@@ -81,7 +81,7 @@ class StateWriter:
             finally:
                 self._end_turn()
 
-    def settled(self) -> asyncio.Future[None] | None:
+    def all_applied(self) -> asyncio.Future[None] | None:
         """Done when everything written so far is in effect; None where it is already."""
         if not self._writes:
             return None

@@ -191,7 +191,7 @@ class Audit:
     def _source(self) -> Source:
         return Source(self._broker_id, self._cluster_id())
 
-    # ---------------------------------------------------------------------------------------------------------- logins
+    # --- logins -------------------------------------------------------------------------------------------------------
 
     def logged_in(self, caller: Caller, *, again: bool = False) -> None:
         """By SASL or by a certificate; `again`: on a connection that was logged in before."""
@@ -217,7 +217,7 @@ class Audit:
         if not self._is_counted(group, caller.principal):
             self._tell(group, caller.principal, make(caller), lambda: make(caller._replace(principal="", token_id="")))
 
-    # ------------------------------------------------------------------------------------------------------- decisions
+    # --- decisions ----------------------------------------------------------------------------------------------------
 
     def notes(self, key: ApiKey, request: Any) -> Notes:
         """What a request that begins is noted in."""
@@ -287,7 +287,7 @@ class Audit:
                 rules.append(decision.reason if decision.rule is None else str(decision.rule))
         return list(dict.fromkeys(rules))
 
-    # -------------------------------------------------------------------------------------------------------- counting
+    # --- counting -----------------------------------------------------------------------------------------------------
 
     def _tell(
         self,
@@ -336,7 +336,7 @@ class Audit:
             await self._clock.sleep(REPEAT_S)
             self.tell_counted()
 
-    # --------------------------------------------------------------------------------------------------------- sending
+    # --- sending ------------------------------------------------------------------------------------------------------
 
     def _send(self, event: Event) -> None:
         line = self._line(event)

@@ -186,7 +186,7 @@ class Meter:
         rate.add(size_bytes, now)
         return True
 
-    def settle(self) -> int:
+    def charge(self) -> int:
         """Count the time, and say for how long the client has to be quiet; what comes after counts next time."""
         self._count_time(judged=True)
         return self.throttle_ms

@@ -19,7 +19,7 @@ from millrace.security.derivation import KeyDerivation, Recipe
 from millrace.security.sasl import FOREIGN_AUTHORIZATION_ID, Done, LoginFailed, Step
 from millrace.security.scram import Decoys, Users, credential_of
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 LOGIN_MODULE: Final = "PlainLoginModule"
 _WRONG: Final = "Authentication failed: Invalid username or password"
@@ -46,7 +46,7 @@ class JaasUsers:
                 self._passwords = plain_users(line)
             except ConfigError as error:
                 self._passwords = {}
-                log.error("nobody can log in by the new JAAS line: %s", error)  # noqa: TRY400 - the text says it all
+                logger.error("nobody can log in by the new JAAS line: %s", error)  # noqa: TRY400 - the text says it all
         return self._passwords
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from millrace.clock import Clock, Timer
     from millrace.server.flow import MemoryBudget
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 SHARE: Final = 8
 """An answer gets this part of what is left; less than this part of the whole is short."""
@@ -122,7 +122,7 @@ class AnswerRoom:
                 left_bytes -= SMALL_BYTES
                 wake()
 
-    # -------------------------------------------------------------------------------------------------------- shortage
+    # --- shortage -----------------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
         """Close who keeps memory from others without taking it, and look again for as long as it is short."""
@@ -141,7 +141,7 @@ class AnswerRoom:
             if used_bytes <= wanted_bytes:
                 break
             used_bytes -= holder.held_bytes
-            log.warning(
+            logger.warning(
                 "closing %r: for %.1f s it has not read %d bytes of answers, and others need the memory",
                 holder,
                 seconds,

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from millrace.server.login import HeaderReader
     from millrace.server.refusals import Refusals
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 MAX_WAITING_REQUESTS: Final = 128
 """Whole requests that one connection may have received and not yet begun; more stay in the kernel."""
@@ -178,7 +178,7 @@ class Connection(asyncio.BufferedProtocol):
         """A request is being handled, a long poll perhaps, or none may be: that is not idleness."""
         return bool(self._replies) or self._quiet is not None
 
-    # --------------------------------------------------------------------------------------------- memory for answers
+    # --- memory for answers -------------------------------------------------------------------------------------------
 
     @property
     def held_bytes(self) -> int:
@@ -214,7 +214,7 @@ class Connection(asyncio.BufferedProtocol):
             self._reserved_bytes += size_bytes
             self._answers.take(size_bytes)
 
-    # ------------------------------------------------------------------------------------------- transport callbacks
+    # --- transport callbacks ------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -319,7 +319,7 @@ class Connection(asyncio.BufferedProtocol):
         self._advance()
         self._maybe_resume_reading()
 
-    # ------------------------------------------------------------------------------------------------- flow control
+    # --- flow control -------------------------------------------------------------------------------------------------
 
     def _hold_reading(self) -> None:
         if self._transport is None:
@@ -350,7 +350,7 @@ class Connection(asyncio.BufferedProtocol):
             self._reading_paused = False
             self._transport.resume_reading()
 
-    # -------------------------------------------------------------------------------------------------------- quotas
+    # --- quotas -------------------------------------------------------------------------------------------------------
 
     def _be_quiet(self, seconds: float) -> None:
         """Read nothing and begin nothing for so long; what is being answered is."""
@@ -387,26 +387,26 @@ class Connection(asyncio.BufferedProtocol):
                 self._be_quiet(meter.throttle_ms / 1000)
         return meter
 
-    def _settle_failure(self, context: RequestContext) -> int:
+    def _charge_failure(self, context: RequestContext) -> int:
         """Whose request fails has taken time as well; for how many milliseconds it has to be quiet."""
         if context.meter is None:
             return 0
-        throttle_ms = context.meter.settle()
+        throttle_ms = context.meter.charge()
         self._be_quiet(throttle_ms / 1000)
         return throttle_ms
 
-    def _settle_quota(self, meter: Meter, response: Any) -> Any:
+    def _charge_answer(self, meter: Meter, response: Any) -> Any:
         """Count what an answer has cost, and have the connection be quiet if that was too much."""
         if response is None:  # Kafka does not hold produce requests with acks=0 to the share of its time
             meter.finish()
             return None
-        throttle_ms = max(meter.settle(), asked_for(response))
+        throttle_ms = max(meter.charge(), asked_for(response))
         if throttle_ms:
             self._be_quiet(throttle_ms / 1000)
             return told(response, throttle_ms)
         return response
 
-    # ------------------------------------------------------------------------------------------------------ requests
+    # --- requests -----------------------------------------------------------------------------------------------------
 
     def _advance(self) -> None:
         """Begin as many waiting requests as the rules of order allow."""
@@ -541,27 +541,27 @@ class Connection(asyncio.BufferedProtocol):
         meter = context.meter
         if meter is None:
             return api.answered(context, response)
-        buffers = api.answered(context, self._settle_quota(meter, response))
+        buffers = api.answered(context, self._charge_answer(meter, response))
         meter.finish()
         return buffers
 
     def _failure(self, api: Api, context: RequestContext, error: Exception) -> Buffers:
         """The answer to a request whose handler raised, or ProtocolError where the API has no place for one."""
         header = context.header
-        throttle_ms = self._settle_failure(context)
+        throttle_ms = self._charge_failure(context)
         if isinstance(error, ProtocolError):
             raise error
         if isinstance(error, ApiError | StorageError):
             code, message = code_of(error), text_of(error) or ""
         else:
-            log.error("%s v%d failed", api.key.name, header.api_version, exc_info=error)
+            logger.error("%s v%d failed", api.key.name, header.api_version, exc_info=error)
             code, message = ErrorCode.UNKNOWN_SERVER_ERROR, "the broker failed to handle the request; see its log"
         buffers = api.encode_error(header.correlation_id, header.api_version, code, message, throttle_ms=throttle_ms)
         if buffers is None:
             raise ProtocolError(f"{api.key.name} failed and its response has no place for {code.name}")
         return buffers
 
-    # ------------------------------------------------------------------------------------------------------- replies
+    # --- replies ------------------------------------------------------------------------------------------------------
 
     def _answer_now(self, buffers: Buffers, size_bytes: int) -> None:
         if self._replies:
@@ -619,7 +619,7 @@ class Connection(asyncio.BufferedProtocol):
             # The kernel did not take all of it, and the transport keeps the whole until it has: have it pause now.
             transport.set_write_buffer_limits(0, 0)
 
-    # --------------------------------------------------------------------------------------------------------- login
+    # --- login --------------------------------------------------------------------------------------------------------
 
     @property
     def _is_narrow(self) -> bool:
@@ -654,7 +654,7 @@ class Connection(asyncio.BufferedProtocol):
     def served_apis(self, *keys: ApiKey) -> Mapping[int, Api]:
         return {key: self._all_apis[key] for key in keys}
 
-    # -------------------------------------------------------------------------------------------------------- ending
+    # --- ending -------------------------------------------------------------------------------------------------------
 
     def _turn_away(self, reason: str) -> None:
         """Close on a peer that may not even begin."""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from millrace.server.flow import ConnectionLimits, MemoryBudget
     from millrace.server.login import LoginRules
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 BACKLOG: Final = 1024
 IDLE_SWEEPS: Final = 4
@@ -161,7 +161,7 @@ class Listener:
             line=self._handshake_line,
             clock=self._clock,
             refusals=self._refusals,
-            on_settled=self._arriving.discard,
+            on_handshake_over=self._arriving.discard,
             on_refused=self._handshake_refused,
         )
         self._arriving.add(transport)
@@ -183,7 +183,7 @@ class Listener:
                 connection.idle_marks = connection.idle_marks + 1 if connection.idle_since_mark else 0
                 connection.idle_since_mark = not connection.waiting
                 if connection.idle_marks > IDLE_SWEEPS:
-                    log.info("closing %r: idle for %d ms", connection, self._max_idle_ms)
+                    logger.info("closing %r: idle for %d ms", connection, self._max_idle_ms)
                     connection.abort()  # not `close`: what a peer does not read would never have left
 
     def stop_accepting(self) -> None:

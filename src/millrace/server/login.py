@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from millrace.handlers.registry import Buffers
     from millrace.server.refusals import Refusals
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
 HeaderReader = Callable[[memoryview], tuple[RequestHeader, int]]
@@ -114,7 +114,7 @@ class Login:
         if self._timer is not None:
             self._timer.cancel()
 
-    # ------------------------------------------------------------------------------------------------------ handshake
+    # --- handshake ----------------------------------------------------------------------------------------------------
 
     def handshake(
         self, mechanism: str, version: int
@@ -146,7 +146,7 @@ class Login:
         self._last_again = now
         return True
 
-    # --------------------------------------------------------------------------------------------------- authenticate
+    # --- authenticate -------------------------------------------------------------------------------------------------
 
     def authenticate(self, message: bytes) -> SaslAuthenticateResponse | Coroutine[Any, Any, SaslAuthenticateResponse]:
         exchange = self._exchange
@@ -195,13 +195,13 @@ class Login:
         self._exchange = None
         self._set_timer(None if lifetime_ms is None else lifetime_ms / 1000, self._session_ended)
         self._door.open(self._session)
-        log.debug("%s logged in from %s by %s", done.principal, self._host, self._mechanism)
+        logger.debug("%s logged in from %s by %s", done.principal, self._host, self._mechanism)
         return lifetime_ms or 0
 
     def _session_ended(self) -> None:
         self._narrow(ApiKey.SASL_HANDSHAKE)
 
-    # -------------------------------------------------------------------------------------------------------- failure
+    # --- failure ------------------------------------------------------------------------------------------------------
 
     def _fail(self, error: Exception) -> Coroutine[Any, Any, SaslAuthenticateResponse]:
         told = error.told if isinstance(error, LoginFailed) else ""
@@ -211,7 +211,7 @@ class Login:
                 f"Authentication failed during {what} due to invalid credentials with SASL mechanism {self._mechanism}"
             )
         if not isinstance(error, LoginFailed):
-            log.error("the login by %s could not be checked", self._mechanism, exc_info=error)
+            logger.error("the login by %s could not be checked", self._mechanism, exc_info=error)
         response = SaslAuthenticateResponse(error_code=ErrorCode.SASL_AUTHENTICATION_FAILED, error_message=told)
         if isinstance(error, LoginFailed):
             return self._refuse(response, error.reason, str(error))
@@ -231,7 +231,7 @@ class Login:
         self._set_timer(LAST_WORD_S, self._door.close)
         return response
 
-    # ---------------------------------------------------------------------------------------------------------- others
+    # --- others -------------------------------------------------------------------------------------------------------
 
     def _narrow(self, *keys: ApiKey) -> None:
         self._door.narrow(self._door.served_apis(*keys), self._rules.max_frame_bytes, read_request_header)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from millrace.clock import Clock, Timer
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 SPAN_S: Final = 10.0
 LINES_PER_HOST: Final = 20
@@ -47,7 +47,7 @@ class Refusals:
         if self._lines < LINES and self._told[host] < LINES_PER_HOST:
             self._lines += 1
             self._told[host] += 1
-            log.log(level, message, *args)
+            logger.log(level, message, *args)
         else:
             self._untold[host if host in self._untold or len(self._untold) < MAX_HOSTS else _OTHERS] += 1
 
@@ -62,7 +62,7 @@ class Refusals:
         self._span, self._lines, self._told, self._untold = None, 0, Counter(), Counter()
         if untold:
             ((host, most),) = untold.most_common(1)
-            log.warning(
+            logger.warning(
                 "%d more peers were turned away than these lines tell, within %.0f s: %d of them from %s",
                 untold.total(),
                 SPAN_S,

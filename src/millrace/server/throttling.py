@@ -184,14 +184,14 @@ class Arrival(asyncio.BufferedProtocol):
         arrivals: Arrivals,
         listener: str,
         enter: Callable[[], asyncio.BufferedProtocol],
-        on_settled: Callable[[Arrival], None],
+        on_over: Callable[[Arrival], None],
         refusals: Refusals,
     ) -> None:
-        """`enter` makes the protocol that takes over; `on_settled` is told that it has, or that the peer is gone."""
+        """`enter` makes the protocol that takes over; `on_over` is told that it has, or that the peer is gone."""
         self._arrivals = arrivals
         self._listener = listener
         self._enter = enter
-        self._on_settled = on_settled
+        self._on_over = on_over
         self._refusals = refusals
         self._transport: asyncio.Transport | None = None
         self._timer: Timer | None = None
@@ -224,7 +224,7 @@ class Arrival(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         del exc
-        self._settle()
+        self._end()
 
     def get_buffer(self, sizehint: int) -> bytearray:
         del sizehint
@@ -245,7 +245,7 @@ class Arrival(asyncio.BufferedProtocol):
     def _let_in(self) -> None:
         transport = self._transport
         waited = self._timer is not None
-        self._settle()
+        self._end()
         if transport is None or transport.is_closing():
             return
         connection = self._enter()
@@ -261,10 +261,10 @@ class Arrival(asyncio.BufferedProtocol):
             connection.buffer_updated(taken)
             early = early[taken:]
 
-    def _settle(self) -> None:
+    def _end(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
             self._arrivals.waiting -= 1
         self._transport = None
-        self._on_settled(self)
+        self._on_over(self)

@@ -30,7 +30,7 @@ from millrace.clock import Clock, Timer
 from millrace.server.flow import ConnectionLimits
 from millrace.server.refusals import Refusals
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 PIECE_BYTES: Final = 64 * 1024
 PIECES_PER_TURN: Final = 16
@@ -138,10 +138,10 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         line: HandshakeLine,
         clock: Clock,
         refusals: Refusals,
-        on_settled: Callable[[TlsTransport], None],
+        on_handshake_over: Callable[[TlsTransport], None],
         on_refused: Callable[[str, str], object] = lambda _host, _reason: None,
     ) -> None:
-        """`on_settled` is told once when the handshake is over, well or not; `on_refused` who failed and why."""
+        """`on_handshake_over` is told once when the handshake is over, well or not; `on_refused` who failed and why."""
         super().__init__()
         self._context = context
         self._connect = connect
@@ -149,7 +149,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         self._line = line
         self._clock = clock
         self._refusals = refusals
-        self._on_settled = on_settled
+        self._on_handshake_over = on_handshake_over
         self._on_refused = on_refused
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
@@ -184,7 +184,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         state = "closing" if self._closing else "open" if self._above is not None else "handshake"
         return f"TlsTransport({self._host}, {state}, {self._backlog_bytes} bytes to send)"
 
-    # --------------------------------------------------------------------------------------- as the socket's protocol
+    # --- as the socket's protocol -------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._socket = cast(asyncio.Transport, transport)
@@ -203,7 +203,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._closing = True
-        self._settle()
+        self._end_handshake()
         self._socket = None
         self._backlog.clear()
         self._backlog_bytes = 0
@@ -254,10 +254,10 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         try:
             step()
         except Exception:
-            log.exception("the connection from %s failed", self._host)
+            logger.exception("the connection from %s failed", self._host)
             self.abort()
 
-    # ------------------------------------------------------------------------------------------------------ handshake
+    # --- handshake ----------------------------------------------------------------------------------------------------
 
     def _join_line(self) -> None:
         if not self._in_line:
@@ -289,7 +289,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
             self._fail(_reason(error))
             return
         self._flush()
-        self._settle()
+        self._end_handshake()
         self._above = self._connect()
         self._above.connection_made(self)
         if not self._closing:
@@ -297,11 +297,11 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
                 self._socket.resume_reading()
             self._receive_rest()
 
-    def _settle(self) -> None:
+    def _end_handshake(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._on_settled(self)
+        self._on_handshake_over(self)
 
     def _give_up(self) -> None:
         self._timer = None
@@ -318,7 +318,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
     def _tell_failure(self, what: str, reason: str) -> None:
         self._refusals.tell(self._host, "TLS %s with %s failed: %s", what, self._host, reason)
 
-    # -------------------------------------------------------------------------------------------------------- reading
+    # --- reading ------------------------------------------------------------------------------------------------------
 
     def _take_in(self, arrived: memoryview) -> None:
         """Decrypt what has arrived, a few records at a time, and keep the rest where it is not wanted."""
@@ -386,7 +386,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
             self._receive()
             self._take_in(memoryview(self._unfed))
 
-    # -------------------------------------------------------------------------------------------------------- sending
+    # --- sending ------------------------------------------------------------------------------------------------------
 
     def _send(self) -> None:
         """Encrypt and hand over until the kernel is full or the turn is over."""
@@ -459,7 +459,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
             self._flush()
         socket.close()
 
-    # ------------------------------------------------------------------------------------ as the connection's transport
+    # --- as the connection's transport --------------------------------------------------------------------------------
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         if name == "ssl_object":

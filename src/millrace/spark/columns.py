@@ -45,7 +45,7 @@ from millrace.records.compression import Buffer, Codec, decompress
 from millrace.records.decode import Record, decode_records
 from millrace.spark.compiled import load_kernels
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 Bytes = npt.NDArray[np.uint8]
 Int32s = npt.NDArray[np.int32]
@@ -160,7 +160,9 @@ def decode(
         chunk_bytes=chunk_bytes,
     )
     if kernels is not None:
-        log.error("the compiled decoder refuses records from offset %d on that are sound: please report", start_offset)
+        logger.error(
+            "the compiled decoder refuses records from offset %d on that are sound: please report", start_offset
+        )
     return decoded
 
 

@@ -9,7 +9,7 @@ import functools
 import logging
 from types import ModuleType
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @functools.cache
@@ -22,10 +22,12 @@ def load_kernels() -> ModuleType | None:
         import numba
 
         if getattr(numba.config, "DISABLE_JIT", 0):
-            log.warning("NUMBA_DISABLE_JIT is set: records are read and written by plain Python, many times slower")
+            logger.warning("NUMBA_DISABLE_JIT is set: records are read and written by plain Python, many times slower")
             return None
         from millrace.spark import kernels
     except ImportError as error:
-        log.warning("numba is not usable (%s): records are read and written by plain Python, many times slower", error)
+        logger.warning(
+            "numba is not usable (%s): records are read and written by plain Python, many times slower", error
+        )
         return None
     return kernels

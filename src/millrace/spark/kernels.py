@@ -24,7 +24,7 @@ import numpy as np
 
 from millrace.records.batch import CODEC_MASK, CONTROL_BIT, HEADER_BYTES, LOG_OVERHEAD_BYTES, TIMESTAMP_TYPE_BIT
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -79,7 +79,7 @@ def _compiled(signature: Any) -> Callable[[F], F]:
             return _njit(signature, cache=True, **options)(function)  # type: ignore[no-any-return]
         except (RuntimeError, OSError) as error:
             # Neither the folder of the package nor that of the user can hold a cache. NUMBA_CACHE_DIR names another.
-            log.info("compiled without a cache, which costs a few seconds in each process: %s", error)
+            logger.info("compiled without a cache, which costs a few seconds in each process: %s", error)
             return _njit(signature, **options)(function)  # type: ignore[no-any-return]
 
     return decorate

@@ -35,7 +35,7 @@ from millrace.model import TopicPartition
 from millrace.spark import offsets as of
 from millrace.spark.offsets import AtOffsets, AtTime, AtTimes, Edge, OffsetRange, Offsets, Position
 from millrace.spark.options import SourceOptions, TimestampStrategy
-from millrace.spark.worker import leave_if_abandoned, settle
+from millrace.spark.worker import leave_if_abandoned, prepare_worker
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -58,7 +58,7 @@ LAG_TIMEOUT_MS: Final = 5_000
 
 _UNKNOWN: Final = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID})
 _CLOCK: Final = SystemClock()
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class DataLost(MillraceError):
@@ -186,7 +186,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return _of_checkpoint(start)
         # Spark 4.1. A query that goes on from a checkpoint was asked for the (empty) partitions of its last offset.
         if self._newest is None and self._options.max_offsets_per_trigger is not None:
-            _log.warning(
+            logger.warning(
                 "with trigger availableNow, Spark before 4.2 stops after one micro-batch of maxOffsetsPerTrigger"
             )
         return self._first_offsets() if self._reached is None else self._reached
@@ -195,7 +195,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The latest offsets; those of the first call when the query is to stop at what was there then."""
         if self._target is not None:
             return self._target
-        newest = self._settled(begin)
+        newest = self._newest_not_before(begin)
         gone = [
             f"partition {each} is gone; it had been read up to offset {begin[each]}" for each in begin.keys() - newest
         ]
@@ -206,7 +206,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._target = newest
         return newest
 
-    def _settled(self, begin: Offsets) -> Offsets:
+    def _newest_not_before(self, begin: Offsets) -> Offsets:
         """Asks again for a while when a partition seems to end before `begin`: a new leader may learn its end late."""
         newest: Offsets = {}
         for attempt in range(SHRUNK_ATTEMPTS):
@@ -360,7 +360,7 @@ class _LagReporter:
             self._client.commit_offsets(self._group_id, offsets)
             self._committed = offsets
         except ApiError as error:
-            _log.warning("progress was not committed to group %s: %s", self._group_id, error)
+            logger.warning("progress was not committed to group %s: %s", self._group_id, error)
 
     def close(self) -> None:
         self._client.close()
@@ -371,7 +371,7 @@ def report(losses: Sequence[str], *, fail: bool) -> None:
     if losses and fail:
         raise DataLost(of.data_loss_advice(losses))
     for loss in losses:
-        _log.warning("data may have been lost: %s (failOnDataLoss is false: going on with what exists)", loss)
+        logger.warning("data may have been lost: %s (failOnDataLoss is false: going on with what exists)", loss)
 
 
 # In a task.
@@ -384,7 +384,7 @@ def read_partition(options: SourceOptions, schema: StructType, partition: InputP
     from millrace.spark.formats import BatchMaker
 
     make = BatchMaker(schema, options.value)
-    settle()
+    prepare_worker()
     for wanted in partition.ranges:
         for columns in RangeReader(options, wanted).columns(include_headers="headers" in make.names):
             yield make(columns, wanted.partition)

@@ -16,7 +16,7 @@ _FREEZES: Final = 2
 _tasks_begun = 0
 
 
-def settle() -> None:
+def prepare_worker() -> None:
     """Load what every task needs and take all that is loaded out of the collector's sight; call it in a task.
 
     PySpark's workers collect garbage after every task. Arrow, numba and pandas are some hundred thousand objects that

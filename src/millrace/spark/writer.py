@@ -49,7 +49,7 @@ from millrace.spark.decisions import DecisionLog
 from millrace.spark.exactly_once import BatchFence, Part
 from millrace.spark.options import Delivery, SinkOptions
 from millrace.spark.source import HEADERS
-from millrace.spark.worker import settle
+from millrace.spark.worker import prepare_worker
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
@@ -257,7 +257,7 @@ def write_rows(
     first = next(chunks, None)
     if first is None:  # an empty task does not bother the brokers
         return RowsWritten(_fence(options))
-    settle()
+    prepare_worker()
     if options.delivery is not Delivery.EXACTLY_ONCE:
         with kept_producer(options) as producer:
             return RowsWritten(_fence(options), _write(producer, options, columns, first, chunks))

@@ -376,10 +376,10 @@ class LogDirs:
         self._by_partition[partition] = directory
 
     def note_twin(self, directory: LogDirectory, partition: TopicPartition, log: Log) -> None:
-        """A second log of a partition was found; `settle_twins` says which one counts."""
+        """A second log of a partition was found; `choose_between_twins` says which one counts."""
         self._twins[partition] = (directory, log)
 
-    def settle_twins(self, directory_of: Callable[[TopicPartition], str | None]) -> None:
+    def choose_between_twins(self, directory_of: Callable[[TopicPartition], str | None]) -> None:
         """Of logs that were found in two directories use the one in `directory_of`, and put the other aside."""
         twins, self._twins = self._twins, {}
         for partition, (directory, log) in twins.items():

@@ -89,8 +89,8 @@ class LogCopy:
                 yield from _pieces(name, start, size_bytes)
         for name in sorted(names):
             number = name[:_OFFSET_DIGITS]
-            settled = number.isdigit() and int(number) < active_base
-            if name in _LEFT_OUT or name.endswith(_PASSING) or not (settled or final):
+            is_closed = number.isdigit() and int(number) < active_base
+            if name in _LEFT_OUT or name.endswith(_PASSING) or not (is_closed or final):
                 continue
             state = self._state_of(name)
             if state is not None and state != self._sides.get(name):

@@ -94,7 +94,7 @@ def replace(segments: Segments, first: int, last: int, cleaned: Cleaned) -> list
     swap.commit(segments.files, segments.directory, base_offset)
     for segment in segments.listed[first:last]:
         doomed += segments.retire(segment)
-    swap.settle(segments.files, segments.directory, base_offset)
+    swap.rename_into_place(segments.files, segments.directory, base_offset)
     compacted = segments.make(base_offset, created_ms, size_bytes=cleaned.size_bytes, exists=True, sealed=True)
     compacted.swapped = True
     segments.replace(first, last, [compacted])

@@ -45,7 +45,7 @@ def commit(files: Files, directory: Path, base_offset: int) -> None:
     _rename(files, directory, base_offset, (*_SIDES, LOG_SUFFIX), CLEANED_SUFFIX, SWAP_SUFFIX)
 
 
-def settle(files: Files, directory: Path, base_offset: int) -> None:
+def rename_into_place(files: Files, directory: Path, base_offset: int) -> None:
     """Step 4: the segment gets its name."""
     _rename(files, directory, base_offset, _ALL, SWAP_SUFFIX, "")
 
@@ -70,10 +70,10 @@ def recover(files: Files, directory: Path) -> None:
             for old in _bases(names, suffix):
                 if base_offset <= old < end_offset:
                     files.remove(directory / file_name(old, suffix))
-        settle(files, directory, base_offset)
+        rename_into_place(files, directory, base_offset)
     for suffix in _SIDES:
         for base_offset in _bases(set(files.names(directory)), suffix + SWAP_SUFFIX):
-            settle(files, directory, base_offset)
+            rename_into_place(files, directory, base_offset)
     if any(name.endswith((CLEANED_SUFFIX, SWAP_SUFFIX)) for name in names):
         discard(files, directory)
         files.sync_directory(directory)

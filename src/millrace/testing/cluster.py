@@ -78,7 +78,7 @@ class Cluster:
 
     def __repr__(self) -> str:
         state = self.bootstrap_servers if self._brokers else "not running"
-        return f"<Cluster {state}>"
+        return f"Cluster({state})"
 
     def __enter__(self) -> Self:
         self.start()

@@ -21,7 +21,7 @@ from millrace.transactions.settings import TransactionSettings
 from millrace.transactions.shard import Markers, TransactionShard
 from millrace.transactions.state import Producer, Transaction
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class ListedTransaction(NamedTuple):
@@ -50,7 +50,7 @@ class TransactionCoordinator(ShardedCoordinator[TransactionShard]):
 
     def __repr__(self) -> str:
         count = sum(len(shard.transactions) for shard in self._shards.values())
-        return f"<transaction coordinator of {len(self._shards)} partitions, {count} transactional ids>"
+        return f"TransactionCoordinator({len(self._shards)} partitions, {count} transactional ids)"
 
     def _make_shard(self, index: int, leader_epoch: int) -> TransactionShard:
         return TransactionShard(
@@ -70,7 +70,7 @@ class TransactionCoordinator(ShardedCoordinator[TransactionShard]):
         """Where the state of a transactional id is kept."""
         return self._topic.partition_for(transactional_id)
 
-    # -------------------------------------------------------------------------------------------------------- requests
+    # --- requests -----------------------------------------------------------------------------------------------------
 
     async def init_producer_id(
         self, transactional_id: str, timeout_ms: int, expected: Producer | None = None
@@ -129,7 +129,7 @@ class TransactionCoordinator(ShardedCoordinator[TransactionShard]):
             for transactional_id, transaction in shard.transactions.items()
         ]
 
-    # ---------------------------------------------------------------------------------------------------------- inside
+    # --- inside -------------------------------------------------------------------------------------------------------
 
     def _shard(self, transactional_id: str) -> TransactionShard:
         """The shard that answers for an id, or the ApiError that says why none does here."""
@@ -153,9 +153,9 @@ class TransactionCoordinator(ShardedCoordinator[TransactionShard]):
         try:
             await shard.abort_timed_out(transactional_id)
         except ApiError as error:
-            log.info("the transaction of %r is out of time and stays for now: %s", transactional_id, error)
+            logger.info("the transaction of %r is out of time and stays for now: %s", transactional_id, error)
         except Exception:  # of one transaction: the others go on
-            log.exception("aborting the transaction of %r", transactional_id)
+            logger.exception("aborting the transaction of %r", transactional_id)
 
     async def _forget_for_ever(self) -> None:
         while True:
@@ -164,7 +164,7 @@ class TransactionCoordinator(ShardedCoordinator[TransactionShard]):
                 try:
                     await shard.forget_expired()
                 except ApiError as error:
-                    log.warning("unused transactional ids of %r stay for now: %s", shard, error)
+                    logger.warning("unused transactional ids of %r stay for now: %s", shard, error)
 
 
 def _check_id(transactional_id: str) -> None:

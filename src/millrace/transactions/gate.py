@@ -94,7 +94,7 @@ class Gate:
         self._channels: dict[int, _Channel] = {}
 
     def __repr__(self) -> str:
-        return f"<transaction gate of broker {self._broker_id}>"
+        return f"Gate(broker {self._broker_id})"
 
     async def stop(self) -> None:
         """Ask nobody any more; whoever waits is told NETWORK_EXCEPTION."""

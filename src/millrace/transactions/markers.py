@@ -89,7 +89,7 @@ class MarkerSender:
         self._outboxes: dict[int, _Outbox] = {}
 
     def __repr__(self) -> str:
-        return f"<markers of broker {self._broker_id}, {self._outboxes!r}>"
+        return f"MarkerSender(broker {self._broker_id}, {self._outboxes!r})"
 
     async def stop(self) -> None:
         """Send nothing any more. Whoever waits in `send` is to be cancelled by its owner."""
@@ -155,7 +155,7 @@ class _Outbox:
         self._is_sending = False
 
     def __repr__(self) -> str:
-        return f"<{len(self._waiting)} markers waiting>"
+        return f"_Outbox({len(self._waiting)} markers waiting)"
 
     async def put(self, marker: TransactionMarker, partitions: set[TopicPartition]) -> Outcome:
         """What the broker answered; ApiError where it did not."""

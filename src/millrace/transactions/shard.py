@@ -75,11 +75,11 @@ class TransactionShard(StateShard):
 
     def __repr__(self) -> str:
         return (
-            f"<transaction shard {self.index} epoch {self.leader_epoch} {self.state.value}, {len(self.transactions)} "
-            f"ids, {self._writer!r}>"
+            f"TransactionShard({self.index} epoch {self.leader_epoch} {self.state.value}, {len(self.transactions)} "
+            f"ids, {self._writer!r})"
         )
 
-    # ------------------------------------------------------------------------------------------------------------ life
+    # --- life ---------------------------------------------------------------------------------------------------------
 
     def replay(self, key: bytes, value: bytes | None, record_offset: int) -> None:  # noqa: ARG002 - as shards have it
         read = records.read_record(key, value)
@@ -112,7 +112,7 @@ class TransactionShard(StateShard):
     async def _ended(self) -> None:
         await self._tasks.stop()
 
-    # -------------------------------------------------------------------------------------------------------- requests
+    # --- requests -----------------------------------------------------------------------------------------------------
 
     async def init(self, transactional_id: str, timeout_ms: int, expected: Producer | None) -> Producer:
         """InitProducerId: who the producer is from now on."""
@@ -190,7 +190,7 @@ class TransactionShard(StateShard):
             waiting = self._completions[transactional_id] = asyncio.get_running_loop().create_future()
         return waiting
 
-    # ---------------------------------------------------------------------------------------------------------- chores
+    # --- chores -------------------------------------------------------------------------------------------------------
 
     def timed_out(self) -> list[str]:
         """The ids whose transaction is out of time."""
@@ -230,7 +230,7 @@ class TransactionShard(StateShard):
             return False
         return state.may_expire(found, self._clock.wall_ms(), self._settings.id_expiration_ms)
 
-    # ------------------------------------------------------------------------------------------------------ completion
+    # --- completion ---------------------------------------------------------------------------------------------------
 
     def _finish_later(self, transactional_id: str, prepared: Transaction) -> None:
         self._tasks.start(f"completing {transactional_id!r}", self._finish(transactional_id, prepared))
@@ -264,7 +264,7 @@ class TransactionShard(StateShard):
                 return
             await self._clock.sleep(_AGAIN_S)
 
-    # --------------------------------------------------------------------------------------------------------- writing
+    # --- writing ------------------------------------------------------------------------------------------------------
 
     async def _change(self, transactional_id: str, plan: Plan) -> Decision:
         """Write what a plan says; returns when it is durable. Cancellation does not take it back."""
@@ -295,7 +295,7 @@ class TransactionShard(StateShard):
             raise ApiError(ErrorCode.NOT_COORDINATOR, f"{self._topic.name}-{self.index} is led in another epoch")
         done = self.append([records.entry(each, transaction) for each, transaction in changes], apply)
         self._changing.update(changes)
-        self._writer.settle()
+        self._writer.apply_durable()
         return done
 
     def _apply(self, transactional_id: str, transaction: Transaction | None) -> None:

@@ -128,7 +128,7 @@ class NeedsProducerId(Exception):
     """The plan needs a producer id that nobody has had; not a failure: it is made again with one."""
 
 
-# ------------------------------------------------------------------------------------------------------- InitProducerId
+# --- InitProducerId ---------------------------------------------------------------------------------------------------
 
 
 def plan_init(
@@ -185,7 +185,7 @@ def is_exhausted(epoch: int, last_epoch: int = LAST_EPOCH) -> bool:
     return epoch >= last_epoch - 1
 
 
-# ---------------------------------------------------------------------------------------------------- adding partitions
+# --- adding partitions ------------------------------------------------------------------------------------------------
 
 
 def plan_add(
@@ -230,7 +230,7 @@ def verified(
     }
 
 
-# ------------------------------------------------------------------------------------------------------------ ends
+# --- ends -------------------------------------------------------------------------------------------------------------
 
 
 def plan_end(
@@ -342,7 +342,7 @@ def _knows_last(current: Transaction, producer: Producer) -> bool:
     return knows and producer.epoch != NO_PRODUCER_EPOCH and producer.epoch == current.last_producer_epoch
 
 
-# -------------------------------------------------------------------------------------------------------- expiration
+# --- expiration -------------------------------------------------------------------------------------------------------
 
 
 def may_expire(current: Transaction, now_ms: int, expiration_ms: int) -> bool:
@@ -351,7 +351,7 @@ def may_expire(current: Transaction, now_ms: int, expiration_ms: int) -> bool:
     return current.state in between and current.updated_ms <= now_ms - expiration_ms
 
 
-# ------------------------------------------------------------------------------------------------------------ inside
+# --- inside -----------------------------------------------------------------------------------------------------------
 
 
 def _needed(new_producer_id: int | None) -> int:

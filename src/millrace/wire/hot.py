@@ -128,7 +128,7 @@ class FetchResult(NamedTuple):
     """For who reads committed records: producer id and first offset of the aborted transactions among them."""
 
 
-# ----------------------------------------------------------------------------------------------------------- reading
+# --- reading ----------------------------------------------------------------------------------------------------------
 
 
 def _varint(buf: memoryview, pos: int, end: int) -> tuple[int, int]:
@@ -391,7 +391,7 @@ def _read_fetch_tags(version: int, buf: memoryview, pos: int, end: int, replica_
     return replica_id, replica_epoch, _skip_tags(buf, start, end)
 
 
-# ----------------------------------------------------------------------------------------------------------- writing
+# --- writing ----------------------------------------------------------------------------------------------------------
 
 
 def _put_varint(out: bytearray, value: int) -> None:

@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 
-from millrace.cli import cluster_health, moves, reassign
-from millrace.cli.cluster_state import health
-from millrace.cli.output import CommandError
+from millrace.admin import moves
+from millrace.admin.cluster import health
+from millrace.admin.errors import AdminError
+from millrace.admin.health import RESERVE
+from millrace.cli import cluster_health, reassign
 from millrace.cli.root import run
 from millrace.cluster.elections import LogEnd
 from millrace.cluster.image import ClusterImage
@@ -178,7 +180,7 @@ def cluster(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
         yield Commands(broker, capsys)
 
 
-# ------------------------------------------------------------------------------------------------------------ describe
+# --- describe ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_good_cluster(cluster: Commands) -> None:
@@ -238,7 +240,7 @@ def test_a_topic_with_fewer_replicas_than_have_to_be_in_sync_is_not_short_of_any
     assert not health(image_of(fenced=(1,), a=[alone]).apply((wanted,))).is_good
 
 
-# -------------------------------------------------------------------------------------------------------------- health
+# --- health -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_healthy_cluster(cluster: Commands) -> None:
@@ -293,7 +295,7 @@ def test_a_directory_below_the_reserve_is_a_problem(cluster: Commands) -> None:
     result = DescribeLogDirsResponse.DescribeLogDirsResult
     mib = 1024 * 1024
     sizes = iter([(10_000, 63), (10_000, 65), (100, 6)])  # of the last one a twentieth is kept free, 5 MiB
-    reserve = DescribeConfigsResponse.DescribeConfigsResourceResult(name=cluster_health.RESERVE, value=str(64 * mib))
+    reserve = DescribeConfigsResponse.DescribeConfigsResourceResult(name=RESERVE, value=str(64 * mib))
     configs = DescribeConfigsResponse.DescribeConfigsResult(configs=[reserve])
 
     def log_dirs(_: Any) -> DescribeLogDirsResponse:
@@ -334,7 +336,7 @@ def test_a_cluster_that_is_away_is_not_healthy(capsys: pytest.CaptureFixture[str
     assert "no broker answers" in capsys.readouterr().err
 
 
-# --------------------------------------------------------------------------------------------------------------- elect
+# --- elect ------------------------------------------------------------------------------------------------------------
 
 
 def test_preferred_leaders_are_elected(cluster: Commands) -> None:
@@ -412,7 +414,7 @@ def test_why_nobody_leads(cluster: Commands) -> None:
     assert [one["why"] for one in cluster.json("describe")["offline"] if one["topic"] == "b"] == [waiting]
 
 
-# -------------------------------------------------------------------------------------------------------------- remove
+# --- remove -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_broker_is_removed_when_it_is_empty_and_stopped(cluster: Commands) -> None:
@@ -429,7 +431,7 @@ def test_a_broker_is_removed_when_it_is_empty_and_stopped(cluster: Commands) -> 
     assert "broker 3 is running; stop it first" in cluster("remove", "3", "--yes", exit_code=1)[1]
 
 
-# ------------------------------------------------------------------------------------------------------------- reassign
+# --- reassign ---------------------------------------------------------------------------------------------------------
 
 
 def plan_file(path: Path, *moves: tuple[str, int, list[int]]) -> str:
@@ -560,13 +562,13 @@ def test_plans_name_brokers_that_can_be_used() -> None:
     def plan(**changes: Any) -> list[Reassignment]:
         return moves.make_plan(image, **{"add": [], "drain": [], "topics": None, **changes})
 
-    with pytest.raises(CommandError, match="there is no broker 9; the brokers are 1, 2, 3"):
+    with pytest.raises(AdminError, match="there is no broker 9; the brokers are 1, 2, 3"):
         plan(drain=[9])
-    with pytest.raises(CommandError, match="broker 2 is not running"):
+    with pytest.raises(AdminError, match="broker 2 is not running"):
         plan(add=[2])
-    with pytest.raises(CommandError, match="there is no topic 'z'"):
+    with pytest.raises(AdminError, match="there is no topic 'z'"):
         plan(topics=["z"])
-    with pytest.raises(CommandError, match="broker"):
+    with pytest.raises(AdminError, match="broker"):
         plan(drain=[2, 3])
     # A dead broker can be drained, and an empty one takes its place.
     assert [set(move.replicas or ()) for move in plan(drain=[2])] == [{1, 3}, {1, 3}]
@@ -603,8 +605,8 @@ def test_plans_from_files_are_checked() -> None:
     assert moves.parse_plan(text, "plan.json") == plan
     image = image_of(a=[GOOD, GOOD])
     assert moves.check_plan(image, plan) == plan[:1]
-    with pytest.raises(CommandError, match="there is no partition a-2"):
+    with pytest.raises(AdminError, match="there is no partition a-2"):
         moves.check_plan(image, [Reassignment("a", 2, (1,))])
     for wrong in ("[]", "{", '{"partitions": [{"topic": "a"}]}', '{"partitions": 3}'):
-        with pytest.raises(CommandError, match=r"plan.json is no plan .*it looks like"):
+        with pytest.raises(AdminError, match=r"plan.json is no plan .*it looks like"):
             moves.parse_plan(wrong, "plan.json")

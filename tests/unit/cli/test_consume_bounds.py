@@ -62,7 +62,7 @@ def test_the_end_of_a_partition_counts_when_it_is_far_enough() -> None:
     assert ends.all_reached
 
 
-def test_an_open_end_is_settled_by_a_record_or_by_the_clock() -> None:
+def test_an_open_end_is_fixed_by_a_record_or_by_the_clock() -> None:
     ends = Ends({FIRST: None, SECOND: None}, 1000)
     assert not ends.exclude(record(FIRST, 7, 999))
     ends.reach(FIRST, 8)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from millrace.admin.transactions import ProducerView, TransactionView, hanging
 from millrace.cli.root import run
-from millrace.cli.transaction_views import ProducerView, TransactionView, hanging
 from millrace.clock import SystemClock
 from millrace.errors import ErrorCode
 from millrace.model import TopicPartition

@@ -322,7 +322,7 @@ def test_what_is_started_depends_on_what_is_there(tmp_path: Path) -> None:
         what_to_start(folder, None, "zk:2181")
 
 
-# --- looking after, with processes that are not there ----------------------------------------------------------------
+# --- looking after, with processes that are not there -----------------------------------------------------------------
 
 
 class FakeBroker:

@@ -66,7 +66,7 @@ async def test_the_connection_is_kept_and_opened_again_when_it_broke() -> None:
 
 async def test_a_new_controller_ends_the_wait_for_the_old_one() -> None:
     async with ControlPlane(3) as plane:
-        await plane.settled(lambda image: len(image.live_brokers) == 3)
+        await plane.wait_for_images(lambda image: len(image.live_brokers) == 3)
         plane.servers[1].answering.clear()
         asked = asyncio.create_task(plane.controllers[3].next_producer_id_block())
         async with asyncio.timeout(10):

@@ -377,8 +377,8 @@ async def test_a_topic_that_comes_to_allow_unclean_election_gets_a_leader() -> N
         alone = IsrProposal(leading.image.topics["t"].topic_id, 0, 0, 0, ((2, -1),))
         await leading.alter_partition(2, plane.controllers[2].broker_epoch, [alone])
         await plane.stop(2)
-        await plane.settled(lambda image: image.topics["t"].partitions[0].leader == -1)
+        await plane.wait_for_images(lambda image: image.topics["t"].partitions[0].leader == -1)
         allow = ConfigAlteration(ResourceType.TOPIC, "t", (("unclean.leader.election.enable", AlterOp.SET, "true"),))
         assert await leading.alter_configs([allow]) == [None]
-        await plane.settled(lambda image: image.topics["t"].partitions[0].leader == 1)
+        await plane.wait_for_images(lambda image: image.topics["t"].partitions[0].leader == 1)
         assert leading.image.topics["t"].partitions[0].isr == (1,)

@@ -43,10 +43,10 @@ FIRM = {"zookeeper.session.timeout.ms": "60000"}
 
 async def test_a_killed_broker_is_fenced_at_once_although_its_session_lives() -> None:
     async with ControlPlane(3, FIRM, liveness=True) as plane:
-        await plane.settled(lambda image: len(image.live_brokers) == 3)
+        await plane.wait_for_images(lambda image: len(image.live_brokers) == 3)
         await plane.leading.create_topics([NewTopic("t", 6, 3)])
         await plane.kill(3)
-        await plane.settled(lambda image: not image.is_live(3), 5)
+        await plane.wait_for_images(lambda image: not image.is_live(3), 5)
         assert all(state.leader in {1, 2} for _, _, state in plane.leading.image.partitions())
         assert 3 in plane.database.members
         await plane.start(3)
@@ -55,24 +55,24 @@ async def test_a_killed_broker_is_fenced_at_once_although_its_session_lives() ->
 
 async def test_a_killed_controller_is_replaced_at_once_and_its_broker_fenced_in_the_same_delta() -> None:
     async with ControlPlane(3, FIRM, liveness=True) as plane:
-        await plane.settled(lambda image: len(image.live_brokers) == 3)
+        await plane.wait_for_images(lambda image: len(image.live_brokers) == 3)
         await plane.leading.create_topics([NewTopic("t", 6, 3)])
         firsts = []
         plane.controllers[3].on_image(
             lambda old, new, _: firsts.append(new) if old.controller_epoch != new.controller_epoch else None
         )
         await plane.kill(1)
-        await plane.settled(lambda image: image.controller_id in {2, 3}, 5)
+        await plane.wait_for_images(lambda image: image.controller_id in {2, 3}, 5)
         assert not firsts[0].is_live(1) and not list(firsts[0].led_by(1))
         await plane.leading.create_topics([NewTopic("u", 1, 2)])
 
 
 async def test_controller_and_another_broker_killed_together() -> None:
     async with ControlPlane(3, FIRM, liveness=True) as plane:
-        await plane.settled(lambda image: len(image.live_brokers) == 3)
+        await plane.wait_for_images(lambda image: len(image.live_brokers) == 3)
         await plane.leading.create_topics([NewTopic("t", 6, 3)])
         await asyncio.gather(plane.kill(1), plane.kill(2))
-        await plane.settled(lambda image: [broker.broker_id for broker in image.live_brokers] == [3], 5)
+        await plane.wait_for_images(lambda image: [broker.broker_id for broker in image.live_brokers] == [3], 5)
         assert plane.leading.broker_id == 3
         assert all(state.leader == 3 for _, _, state in plane.leading.image.partitions())
 
@@ -80,35 +80,35 @@ async def test_controller_and_another_broker_killed_together() -> None:
 async def test_a_controller_whose_door_is_closed_is_replaced_once_and_then_followed() -> None:
     """It lives, reaches the others and the store, and refuses everybody: it does not take its office back."""
     async with ControlPlane(3, FIRM, liveness=True) as plane:
-        await plane.settled(lambda image: len(image.live_brokers) == 3)
+        await plane.wait_for_images(lambda image: len(image.live_brokers) == 3)
         await plane.servers[1].close()
-        await plane.settled(lambda image: image.controller_epoch == 2 and not image.is_live(1), 5)
+        await plane.wait_for_images(lambda image: image.controller_epoch == 2 and not image.is_live(1), 5)
         office = plane.leading.broker_id
         plane.servers[office].asked.clear()
         async with asyncio.timeout(10):
             while len(plane.servers[office].asked) < 6:
                 await asyncio.sleep(0.01)
-        await plane.settled(lambda image: (image.controller_id, image.controller_epoch) == (office, 2))
+        await plane.wait_for_images(lambda image: (image.controller_id, image.controller_epoch) == (office, 2))
         await plane.servers[1].listen()
-        await plane.settled(lambda image: image.is_live(1), 5)
+        await plane.wait_for_images(lambda image: image.is_live(1), 5)
         assert plane.leading.image.controller_epoch == 2
 
 
 async def test_of_two_brokers_that_refuse_each_other_one_goes_on_alone() -> None:
     async with ControlPlane(2, FIRM, liveness=True) as plane:
-        await plane.settled(lambda image: len(image.live_brokers) == 2)
+        await plane.wait_for_images(lambda image: len(image.live_brokers) == 2)
         await asyncio.gather(plane.servers[1].close(), plane.servers[2].close())
-        await plane.settled(lambda image: len(image.live_brokers) == 1, 5)
+        await plane.wait_for_images(lambda image: len(image.live_brokers) == 1, 5)
         office = plane.leading.image.controller_id, plane.leading.image.controller_epoch
         # The one that was fenced is refused for longer than it would wait before a takeover, and does nothing.
         await asyncio.sleep(CALLED_WITHIN_S)
-        await plane.settled(lambda image: (image.controller_id, image.controller_epoch) == office)
+        await plane.wait_for_images(lambda image: (image.controller_id, image.controller_epoch) == office)
         assert [broker.broker_id for broker in plane.leading.image.live_brokers] == [plane.leading.broker_id]
 
 
 async def test_a_witness_says_what_it_hears_when_it_is_asked() -> None:
     async with ControlPlane(3, FIRM, liveness=True) as plane:
-        await plane.settled(lambda image: len(image.live_brokers) == 3)
+        await plane.wait_for_images(lambda image: len(image.live_brokers) == 3)
         controller = plane.leading
         (witness, _) = [each for each in plane.controllers.values() if not each.is_controller]
         accused = (controller.broker_id, controller.broker_epoch)
@@ -123,21 +123,21 @@ async def test_a_witness_says_what_it_hears_when_it_is_asked() -> None:
 
 async def test_a_killed_controller_that_comes_back_at_once_reigns_anew_or_follows() -> None:
     async with ControlPlane(3, FIRM, liveness=True) as plane:
-        await plane.settled(lambda image: len(image.live_brokers) == 3)
+        await plane.wait_for_images(lambda image: len(image.live_brokers) == 3)
         await plane.kill(1)
         await plane.start(1)
-        await plane.settled(lambda image: len(image.live_brokers) == 3 and image.controller_epoch >= 2)
+        await plane.wait_for_images(lambda image: len(image.live_brokers) == 3 and image.controller_epoch >= 2)
         assert plane.leading.image.controller_id == plane.leading.broker_id
 
 
 async def test_a_silent_broker_is_fenced_after_a_session_and_counts_again_when_it_answers() -> None:
     async with ControlPlane(3, QUICK, liveness=True) as plane:
-        await plane.settled(lambda image: len(image.live_brokers) == 3)
+        await plane.wait_for_images(lambda image: len(image.live_brokers) == 3)
         plane.servers[3].answering.clear()
-        await plane.settled(lambda image: not image.is_live(3))
+        await plane.wait_for_images(lambda image: not image.is_live(3))
         assert plane.leading.image.is_live(2)
         plane.servers[3].answering.set()
-        await plane.settled(lambda image: image.is_live(3))
+        await plane.wait_for_images(lambda image: image.is_live(3))
 
 
 async def test_a_broker_that_lets_nobody_ask_is_not_taken_for_silent(
@@ -145,7 +145,7 @@ async def test_a_broker_that_lets_nobody_ask_is_not_taken_for_silent(
 ) -> None:
     """Its rules have lost the principal of the brokers; the process lives, and says so with every answer."""
     async with ControlPlane(3, QUICK, liveness=True) as plane:
-        await plane.settled(lambda image: len(image.live_brokers) == 3)
+        await plane.wait_for_images(lambda image: len(image.live_brokers) == 3)
         asked = plane.servers[3].asked
 
         async def refuse(*_: object, **__: object) -> HeartbeatAnswer:
@@ -165,20 +165,20 @@ async def test_a_broker_that_lets_nobody_ask_is_not_taken_for_silent(
 
 async def test_a_controller_that_reaches_nobody_leaves_the_office() -> None:
     async with ControlPlane(3, QUICK, liveness=True) as plane:
-        await plane.settled(lambda image: len(image.live_brokers) == 3)
+        await plane.wait_for_images(lambda image: len(image.live_brokers) == 3)
         await plane.leading.create_topics([NewTopic("t", 6, 3)])
         for broker_id in (2, 3):
             plane.servers[broker_id].answering.clear()
-        await plane.settled(lambda image: image.controller_epoch >= 2)
+        await plane.wait_for_images(lambda image: image.controller_epoch >= 2)
         assert plane.leading.broker_id in {2, 3}
         for broker_id in (2, 3):
             plane.servers[broker_id].answering.set()
-        await plane.settled(lambda image: len(image.live_brokers) == 3)
+        await plane.wait_for_images(lambda image: len(image.live_brokers) == 3)
 
 
 async def test_a_broker_that_leaves_is_not_called_back() -> None:
     async with ControlPlane(3, FIRM, liveness=True) as plane:
-        await plane.settled(lambda image: len(image.live_brokers) == 3)
+        await plane.wait_for_images(lambda image: len(image.live_brokers) == 3)
         leaving = plane.controllers[3]
         await leaving.leave()
         plane.leading.suspect(3)
@@ -192,7 +192,7 @@ async def test_a_broker_that_leaves_is_not_called_back() -> None:
 
 async def test_a_suspect_is_asked_at_once() -> None:
     async with ControlPlane(2, FIRM, liveness=True) as plane:
-        await plane.settled(lambda image: len(image.live_brokers) == 2)
+        await plane.wait_for_images(lambda image: len(image.live_brokers) == 2)
         server = plane.servers[2]
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(10):

@@ -8,7 +8,16 @@ import pytest
 
 from millrace.cluster.controller import ElectionKind, IsrProposal, Reassignment
 from millrace.cluster.image import ClusterImage
-from millrace.cluster.membership import Displaced, Reconcile, Register, Stand, Standing, StepDown, Wait, next_step
+from millrace.cluster.membership import (
+    Displaced,
+    MembershipFacts,
+    Reconcile,
+    Register,
+    Stand,
+    StepDown,
+    Wait,
+    next_step,
+)
 from millrace.cluster.planning import NewTopic, Plan
 from millrace.errors import ApiError, ErrorCode
 from millrace.metadata.deltas import ChangeSet, ControllerChanged, encode
@@ -22,7 +31,7 @@ ME = Member(BrokerRegistration(1, ()), 11)
 OTHER = Member(BrokerRegistration(2, ()), 12)
 
 
-def standing(
+def facts(
     membership: Membership | None = None,
     *,
     session: SessionState = SessionState.CONNECTED,
@@ -32,8 +41,8 @@ def standing(
     may_stand: bool = True,
     leaving: bool = False,
     refused: int | None = None,
-) -> Standing:
-    return Standing(1, session, broker_epoch, reign, membership, image_controller, may_stand, leaving, refused)
+) -> MembershipFacts:
+    return MembershipFacts(1, session, broker_epoch, reign, membership, image_controller, may_stand, leaving, refused)
 
 
 NOBODY = Membership((ME, OTHER), None, 7)
@@ -44,26 +53,26 @@ MINE = Membership((ME, OTHER), 1, 7)
 @pytest.mark.parametrize(
     ("given", "step"),
     [
-        (standing(NOBODY, session=SessionState.SUSPENDED), Wait()),
-        (standing(NOBODY, session=SessionState.EXPIRED, broker_epoch=-1), Wait()),
-        (standing(NOBODY, broker_epoch=-1), Register()),
-        (standing(NOBODY, broker_epoch=-1, leaving=True), Wait()),
-        (standing(None), Wait()),
-        (standing(NOBODY), Stand(None)),
-        (standing(NOBODY, may_stand=False), Wait()),
-        (standing(TAKEN), Wait()),
-        (standing(TAKEN, refused=7), Stand(7)),
-        (standing(TAKEN, refused=6), Wait()),
-        (standing(TAKEN, refused=7, may_stand=False), Wait()),
-        (standing(TAKEN, image_controller=(-1, 7)), Stand(7)),
-        (standing(TAKEN, image_controller=(-1, 6)), Wait()),
-        (standing(MINE), Stand(7)),  # an earlier incarnation of this broker held it
-        (standing(MINE, reign=7), Reconcile()),
-        (standing(TAKEN, reign=6), StepDown("broker 2 has epoch 7")),
-        (standing(Membership((Member(ME.registration, 99),), None, 7)), Displaced()),
+        (facts(NOBODY, session=SessionState.SUSPENDED), Wait()),
+        (facts(NOBODY, session=SessionState.EXPIRED, broker_epoch=-1), Wait()),
+        (facts(NOBODY, broker_epoch=-1), Register()),
+        (facts(NOBODY, broker_epoch=-1, leaving=True), Wait()),
+        (facts(None), Wait()),
+        (facts(NOBODY), Stand(None)),
+        (facts(NOBODY, may_stand=False), Wait()),
+        (facts(TAKEN), Wait()),
+        (facts(TAKEN, refused=7), Stand(7)),
+        (facts(TAKEN, refused=6), Wait()),
+        (facts(TAKEN, refused=7, may_stand=False), Wait()),
+        (facts(TAKEN, image_controller=(-1, 7)), Stand(7)),
+        (facts(TAKEN, image_controller=(-1, 6)), Wait()),
+        (facts(MINE), Stand(7)),  # an earlier incarnation of this broker held it
+        (facts(MINE, reign=7), Reconcile()),
+        (facts(TAKEN, reign=6), StepDown("broker 2 has epoch 7")),
+        (facts(Membership((Member(ME.registration, 99),), None, 7)), Displaced()),
     ],
 )
-def test_what_a_broker_does_next(given: Standing, step: object) -> None:
+def test_what_a_broker_does_next(given: MembershipFacts, step: object) -> None:
     assert next_step(given) == step
 
 
@@ -78,10 +87,10 @@ def same_images(plane: ControlPlane) -> bool:
 async def test_one_is_controller_and_all_have_the_same_image() -> None:
     async with ControlPlane(3) as plane:
         assert plane.leading.broker_id == 1
-        await plane.settled(lambda image: len(image.live_brokers) == 3)
+        await plane.wait_for_images(lambda image: len(image.live_brokers) == 3)
         assert same_images(plane)
         await plane.leading.create_topics([NewTopic("t", 6, 3)])
-        await plane.settled(lambda image: "t" in image.topics)
+        await plane.wait_for_images(lambda image: "t" in image.topics)
         assert same_images(plane)
         with pytest.raises(ApiError) as caught:
             await plane.controllers[2].create_topics([NewTopic("u")])
@@ -90,10 +99,10 @@ async def test_one_is_controller_and_all_have_the_same_image() -> None:
 
 async def test_when_the_controller_leaves_another_one_takes_its_place_and_its_partitions() -> None:
     async with ControlPlane(3) as plane:
-        await plane.settled(lambda image: len(image.live_brokers) == 3)
+        await plane.wait_for_images(lambda image: len(image.live_brokers) == 3)
         await plane.leading.create_topics([NewTopic("t", 6, 3)])
         await plane.stop(1)
-        await plane.settled(lambda image: not image.is_live(1) and image.controller_id in {2, 3})
+        await plane.wait_for_images(lambda image: not image.is_live(1) and image.controller_id in {2, 3})
         assert plane.leading.broker_id == plane.leading.image.controller_id
         assert same_images(plane)
         for state in plane.leading.image.topics["t"].partitions:
@@ -103,11 +112,11 @@ async def test_when_the_controller_leaves_another_one_takes_its_place_and_its_pa
 
 async def test_a_broker_comes_back_as_a_new_incarnation() -> None:
     async with ControlPlane(3) as plane:
-        await plane.settled(lambda image: len(image.live_brokers) == 3)
+        await plane.wait_for_images(lambda image: len(image.live_brokers) == 3)
         await plane.leading.create_topics([NewTopic("t", 6, 3)])
         epoch = plane.controllers[3].broker_epoch
         await plane.stop(3)
-        await plane.settled(lambda image: not image.is_live(3))
+        await plane.wait_for_images(lambda image: not image.is_live(3))
         back = await plane.start(3)
         assert back.broker_epoch > epoch and back.image.brokers[3].broker_epoch == back.broker_epoch
         assert not list(back.image.in_sync_on(3))
@@ -115,7 +124,7 @@ async def test_a_broker_comes_back_as_a_new_incarnation() -> None:
 
 async def test_a_registration_that_is_replaced_in_one_step_costs_the_place_in_the_isr() -> None:
     async with ControlPlane(3) as plane:
-        await plane.settled(lambda image: len(image.live_brokers) == 3)
+        await plane.wait_for_images(lambda image: len(image.live_brokers) == 3)
         await plane.leading.create_topics([NewTopic("t", 6, 3)])
         await plane.kill(3)  # its session still counts
         assert plane.leading.image.is_live(3)
@@ -126,28 +135,28 @@ async def test_a_registration_that_is_replaced_in_one_step_costs_the_place_in_th
 
 async def test_a_fenced_writer_steps_down_and_takes_part_again() -> None:
     async with ControlPlane(3) as plane:
-        await plane.settled(lambda image: len(image.live_brokers) == 3)
+        await plane.wait_for_images(lambda image: len(image.live_brokers) == 3)
         epoch = await plane.stores[2].elect(2, replacing=1)
         assert epoch == 2
         with pytest.raises(ApiError) as caught:
             await plane.controllers[1].create_topics([NewTopic("a")])
         assert caught.value.code is ErrorCode.NOT_CONTROLLER
         # Broker 2 learns from the store that it is controller, although it did not stand, and reigns anew.
-        await plane.settled(lambda image: image.controller_id == 2 and image.controller_epoch == 3)
+        await plane.wait_for_images(lambda image: image.controller_id == 2 and image.controller_epoch == 3)
         assert plane.leading.broker_id == 2
         await plane.stop(2)
-        await plane.settled(lambda image: image.controller_epoch == 4)
+        await plane.wait_for_images(lambda image: image.controller_epoch == 4)
         assert plane.leading.broker_id in {1, 3}
 
 
 async def test_two_who_hold_the_controller_for_dead_do_not_both_reign() -> None:
     async with ControlPlane(3) as plane:
-        await plane.settled(lambda image: len(image.live_brokers) == 3)
+        await plane.wait_for_images(lambda image: len(image.live_brokers) == 3)
         old = plane.leading
         await plane.kill(1)
         for broker_id in (2, 3):
             plane.controllers[broker_id]._member.take_over(1, {1: old.broker_epoch})
-        await plane.settled(lambda image: image.controller_epoch == 2)
+        await plane.wait_for_images(lambda image: image.controller_epoch == 2)
         assert plane.leading.broker_id in {2, 3}
         # The first delta of the reign has it all: who reigns, and that the old controller's broker is gone.
         assert not plane.leading.image.is_live(1)
@@ -156,12 +165,12 @@ async def test_two_who_hold_the_controller_for_dead_do_not_both_reign() -> None:
 
 async def test_a_session_that_expires_costs_the_office_and_gives_a_new_epoch() -> None:
     async with ControlPlane(3) as plane:
-        await plane.settled(lambda image: len(image.live_brokers) == 3)
+        await plane.wait_for_images(lambda image: len(image.live_brokers) == 3)
         await plane.leading.create_topics([NewTopic("t", 6, 3)])
         first = plane.controllers[1]
         epoch = first.broker_epoch
         plane.stores[1].expire()
-        await plane.settled(lambda image: image.brokers[1].broker_epoch > epoch and image.is_live(1))
+        await plane.wait_for_images(lambda image: image.brokers[1].broker_epoch > epoch and image.is_live(1))
         assert first.broker_epoch == first.image.brokers[1].broker_epoch
         assert plane.leading.image.controller_epoch == 2
         assert not list(first.image.in_sync_on(1))
@@ -170,7 +179,7 @@ async def test_a_session_that_expires_costs_the_office_and_gives_a_new_epoch() -
 
 async def test_a_suspended_controller_answers_nothing_until_it_is_connected() -> None:
     async with ControlPlane(3) as plane:
-        await plane.settled(lambda image: len(image.live_brokers) == 3)
+        await plane.wait_for_images(lambda image: len(image.live_brokers) == 3)
         leading = plane.leading
         await leading.create_topics([NewTopic("a")])
         plane.stores[1].suspend()
@@ -190,7 +199,7 @@ def names(image: ClusterImage) -> Plan[set[str]]:
 
 async def test_a_controller_whose_session_lapsed_is_refused_by_the_store() -> None:
     async with ControlPlane(3) as plane:
-        await plane.settled(lambda image: len(image.live_brokers) == 3)
+        await plane.wait_for_images(lambda image: len(image.live_brokers) == 3)
         old = plane.controllers[1]
         plane.stores[1].suspend()
         change = asyncio.create_task(old.create_topics([NewTopic("late")]))
@@ -202,13 +211,13 @@ async def test_a_controller_whose_session_lapsed_is_refused_by_the_store() -> No
         with pytest.raises(ApiError) as caught:
             await change
         assert caught.value.code is ErrorCode.NOT_CONTROLLER
-        await plane.settled(lambda image: image.is_live(1) and image.controller_id != 1)
+        await plane.wait_for_images(lambda image: image.is_live(1) and image.controller_id != 1)
         assert "late" not in old.image.topics
 
 
 async def test_a_new_controller_has_applied_everything_before_it_writes() -> None:
     async with ControlPlane(3) as plane:
-        await plane.settled(lambda image: len(image.live_brokers) == 3)
+        await plane.wait_for_images(lambda image: len(image.live_brokers) == 3)
         behind = plane.controllers[2]
         plane.stores[2].following.clear()
         await plane.controllers[1].create_topics([NewTopic("t", 3, 3)])
@@ -223,7 +232,7 @@ async def test_a_new_controller_has_applied_everything_before_it_writes() -> Non
         assert plane.database.last_index == end, "it wrote against an old image"
         assert not behind.is_controller and "t" not in behind.image.topics
         plane.stores[2].following.set()
-        await plane.settled(lambda image: image.controller_id == 2)
+        await plane.wait_for_images(lambda image: image.controller_id == 2)
         for _, _, state in behind.image.partitions():
             assert set(state.isr) == {2, 3} and state.leader in {2, 3}
 
@@ -232,7 +241,7 @@ async def test_a_new_controller_judges_by_the_registrations_after_its_election()
     async with ControlPlane(2) as plane:
         plane.stores[2].generation += 1  # broker 2 does not hear that a third one comes
         await plane.start(3)
-        await plane.settled(lambda image: image.is_live(3))
+        await plane.wait_for_images(lambda image: image.is_live(3))
         fenced: set[int] = set()
         plane.controllers[3].on_image(
             lambda _old, new, _changes: fenced.update(b.broker_id for b in new.brokers.values() if b.fenced)
@@ -240,30 +249,30 @@ async def test_a_new_controller_judges_by_the_registrations_after_its_election()
         first = plane.controllers[1]
         await plane.kill(1)
         plane.controllers[2]._member.take_over(1, {1: first.broker_epoch})
-        await plane.settled(lambda image: image.controller_id == 2)
+        await plane.wait_for_images(lambda image: image.controller_id == 2)
         assert fenced == {1}
 
 
 async def test_a_controller_that_resigns_leaves_the_office_to_others() -> None:
     async with ControlPlane(3) as plane:
-        await plane.settled(lambda image: len(image.live_brokers) == 3)
+        await plane.wait_for_images(lambda image: len(image.live_brokers) == 3)
         old = plane.leading
         await old._member.resign({1: old.broker_epoch})
-        await plane.settled(lambda image: image.controller_epoch == 2)
+        await plane.wait_for_images(lambda image: image.controller_epoch == 2)
         assert plane.leading.broker_id in {2, 3}
         assert not plane.leading.image.is_live(1)
 
 
 async def test_all_at_once_and_all_back() -> None:
     async with ControlPlane(3) as plane:
-        await plane.settled(lambda image: len(image.live_brokers) == 3)
+        await plane.wait_for_images(lambda image: len(image.live_brokers) == 3)
         await plane.leading.create_topics([NewTopic("t", 6, 3)])
         for broker_id in (3, 2, 1):
             await plane.kill(broker_id)
         starting = [asyncio.create_task(plane.start(broker_id)) for broker_id in (2, 3, 1)]
         await asyncio.gather(*starting)
-        await plane.settled(lambda image: len(image.live_brokers) == 3)
-        await plane.settled(lambda image: all(state.leader != -1 for _, _, state in image.partitions()))
+        await plane.wait_for_images(lambda image: len(image.live_brokers) == 3)
+        await plane.wait_for_images(lambda image: all(state.leader != -1 for _, _, state in image.partitions()))
         assert same_images(plane)
 
 
@@ -277,7 +286,7 @@ async def test_another_process_with_the_same_id_displaces_the_first() -> None:
         epoch = await second.register(BrokerRegistration(2, ()))
         async with asyncio.timeout(10):
             await told.wait()
-        await plane.settled(lambda image: image.brokers[2].broker_epoch == epoch)
+        await plane.wait_for_images(lambda image: image.brokers[2].broker_epoch == epoch)
         await second.close()
 
 
@@ -286,9 +295,9 @@ async def test_another_process_with_the_same_id_displaces_the_first() -> None:
 
 async def test_isr_proposals_from_every_broker() -> None:
     async with ControlPlane(3) as plane:
-        await plane.settled(lambda image: len(image.live_brokers) == 3)
+        await plane.wait_for_images(lambda image: len(image.live_brokers) == 3)
         (made,) = await plane.leading.create_topics([NewTopic("t", 3, 3)])
-        await plane.settled(lambda image: "t" in image.topics)
+        await plane.wait_for_images(lambda image: "t" in image.topics)
         led = {state.leader: index for _, index, state in plane.leading.image.partitions()}
         for leader, controller in plane.controllers.items():
             index = led[leader]
@@ -318,7 +327,7 @@ async def test_a_proposal_of_an_earlier_incarnation_is_refused() -> None:
 
 async def test_producer_ids_and_topics_from_every_broker() -> None:
     async with ControlPlane(3) as plane:
-        await plane.settled(lambda image: len(image.live_brokers) == 3)
+        await plane.wait_for_images(lambda image: len(image.live_brokers) == 3)
         asked = [controller.next_producer_id_block() for controller in plane.controllers.values() for _ in range(3)]
         ids = [number for block in await asyncio.gather(*asked) for number in block]
         assert len(ids) == len(set(ids)) == 9000
@@ -334,7 +343,7 @@ async def test_producer_ids_and_topics_from_every_broker() -> None:
 
 async def test_a_broker_that_leaves_hands_over_first() -> None:
     async with ControlPlane(3) as plane:
-        await plane.settled(lambda image: len(image.live_brokers) == 3)
+        await plane.wait_for_images(lambda image: len(image.live_brokers) == 3)
         await plane.leading.create_topics([NewTopic("t", 6, 3)])
         for broker_id in (3, 1):  # one that is not the controller, and the one that is
             controller = plane.controllers[broker_id]
@@ -343,7 +352,7 @@ async def test_a_broker_that_leaves_hands_over_first() -> None:
             answer = await controller.heartbeat(broker_id, controller.broker_epoch)
             assert answer.error is ErrorCode.BROKER_NOT_AVAILABLE
             await plane.stop(broker_id)
-        await plane.settled(lambda image: image.controller_id == 2)
+        await plane.wait_for_images(lambda image: image.controller_id == 2)
         last = plane.controllers[2]
         assert all(state.leader == 2 for _, _, state in last.image.partitions())
         index = last.image.index
@@ -361,7 +370,7 @@ async def test_leaving_does_not_hang_where_nobody_answers(monkeypatch: pytest.Mo
 
 async def test_a_controller_that_leaves_gives_up_the_office_while_it_still_runs() -> None:
     async with ControlPlane(3) as plane:
-        await plane.settled(lambda image: len(image.live_brokers) == 3)
+        await plane.wait_for_images(lambda image: len(image.live_brokers) == 3)
         leaving = plane.leading
         assert await leaving.leave()
         await leaving.wait_for_image(lambda image: image.is_live(image.controller_id), 20)
@@ -370,7 +379,7 @@ async def test_a_controller_that_leaves_gives_up_the_office_while_it_still_runs(
 
 async def test_requests_wait_for_the_next_controller() -> None:
     async with ControlPlane(3) as plane:
-        await plane.settled(lambda image: len(image.live_brokers) == 3)
+        await plane.wait_for_images(lambda image: len(image.live_brokers) == 3)
         await plane.kill(1)
         asked = asyncio.create_task(plane.controllers[3].next_producer_id_block())
         await asyncio.sleep(0.1)
@@ -392,7 +401,7 @@ async def test_probes_are_for_one_incarnation() -> None:
 
 async def test_elections_moves_and_farewells_through_the_controller() -> None:
     async with ControlPlane(3) as plane:
-        await plane.settled(lambda image: len(image.live_brokers) == 3)
+        await plane.wait_for_images(lambda image: len(image.live_brokers) == 3)
         leading = plane.leading
         await leading.create_topics([NewTopic("t", assignments=((0, (3, 1)),))])
         assert await leading.alter_reassignments([Reassignment("t", 0, (1, 3))]) == [None]
@@ -404,7 +413,7 @@ async def test_elections_moves_and_farewells_through_the_controller() -> None:
             await leading.unregister_broker(2)
         assert caught.value.code is ErrorCode.INVALID_REQUEST
         await plane.stop(2)
-        await plane.settled(lambda image: not image.is_live(2))
+        await plane.wait_for_images(lambda image: not image.is_live(2))
         await leading.unregister_broker(2)
         assert 2 not in leading.image.brokers
         with pytest.raises(ApiError) as caught:
@@ -421,7 +430,7 @@ async def test_a_follower_that_was_left_behind_goes_on_from_the_snapshot() -> No
         for number in range(17):
             await plane.leading.create_topics([NewTopic(f"t{number}")])
         plane.stores[2].following.set()
-        await plane.settled(lambda image: "t16" in image.topics)
+        await plane.wait_for_images(lambda image: "t16" in image.topics)
         assert same_images(plane) and heard[-1][1] is follower.image
         assert len(heard) < 17, "it was not left behind"
         assert all(old.apply(changes, new.index) == new for old, new, changes in heard)

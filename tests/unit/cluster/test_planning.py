@@ -161,10 +161,10 @@ def test_internal_topics_fit_the_cluster(brokers: int) -> None:
         topic = after.topics[name]
         assert topic.internal and len(topic.partitions) == 50
         assert topic.replication_factor == min(3, brokers)
-        settled = topic_config(after.topic_overrides(name), CONFIG)
-        assert settled.segment_bytes == 104_857_600
-        assert settled.min_insync_replicas <= topic.replication_factor
-        assert settled.compact == (name != "__share_group_state")
+        config = topic_config(after.topic_overrides(name), CONFIG)
+        assert config.segment_bytes == 104_857_600
+        assert config.min_insync_replicas <= topic.replication_factor
+        assert config.compact == (name != "__share_group_state")
     assert auto_created_topic("plain", image, CONFIG) == NewTopic("plain")
 
 

@@ -135,18 +135,18 @@ def leads(broker_id: int) -> Callable[[ClusterImage], bool]:
 
 async def test_when_all_are_back_the_longest_log_leads() -> None:
     async with ControlPlane(3, clock=ManualClock()) as plane:
-        await plane.settled(lambda image: len(image.live_brokers) == 3)
+        await plane.wait_for_images(lambda image: len(image.live_brokers) == 3)
         epochs = await crash(plane)
         plane.log_ends = {2: LONG, 3: LONGER}
         for each in (2, 3):
             await plane.leading.change(lambda image, each=each: plan_brokers(image, unfence={each: epochs[each]}))
-        await plane.settled(leads(3))
+        await plane.wait_for_images(leads(3))
 
 
 async def test_one_alone_leads_when_the_other_does_not_come() -> None:
     clock = ManualClock()
     async with ControlPlane(3, clock=clock) as plane:
-        await plane.settled(lambda image: len(image.live_brokers) == 3)
+        await plane.wait_for_images(lambda image: len(image.live_brokers) == 3)
         epochs = await crash(plane)
         await plane.leading.change(lambda image: plan_brokers(image, unfence={2: epochs[2]}))
         for _turn in range(100):
@@ -156,13 +156,13 @@ async def test_one_alone_leads_when_the_other_does_not_come() -> None:
             await asyncio.sleep(0)
         assert leads(-1)(plane.leading.image)
         clock.advance(PATIENCE_S / 2)
-        await plane.settled(leads(2))
+        await plane.wait_for_images(leads(2))
 
 
 async def test_a_damaged_log_waits_for_the_other_one() -> None:
     clock = ManualClock()
     async with ControlPlane(3, clock=clock) as plane:
-        await plane.settled(lambda image: len(image.live_brokers) == 3)
+        await plane.wait_for_images(lambda image: len(image.live_brokers) == 3)
         epochs = await crash(plane)
         plane.log_ends = {2: None}
         await plane.leading.change(lambda image: plan_brokers(image, unfence={2: epochs[2]}))
@@ -173,16 +173,16 @@ async def test_a_damaged_log_waits_for_the_other_one() -> None:
         assert leads(-1)(plane.leading.image)
         assert 1 < plane.surveys <= 5, "the same question again and again"
         await plane.leading.change(lambda image: plan_brokers(image, unfence={3: epochs[3]}))
-        await plane.settled(leads(3))
+        await plane.wait_for_images(leads(3))
 
 
 async def test_a_new_controller_goes_on() -> None:
     async with ControlPlane(3) as plane:
-        await plane.settled(lambda image: len(image.live_brokers) == 3)
+        await plane.wait_for_images(lambda image: len(image.live_brokers) == 3)
         epochs = await crash(plane)
         plane.log_ends = {2: None, 3: None}
         await plane.leading.change(lambda image: plan_brokers(image, unfence=epochs))
         await plane.stop(1)
-        await plane.settled(lambda image: not image.is_live(1) and leads(-1)(image))
+        await plane.wait_for_images(lambda image: not image.is_live(1) and leads(-1)(image))
         plane.log_ends = {2: LONG, 3: LONGER}
-        await plane.settled(leads(3))
+        await plane.wait_for_images(leads(3))

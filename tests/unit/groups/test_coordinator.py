@@ -17,7 +17,7 @@ from millrace.groups.classic.records import group_key
 from millrace.groups.coordinator import GroupCoordinator
 from millrace.groups.offsets.committed import OffsetToCommit
 from millrace.groups.settings import GroupSettings
-from millrace.replication.state_topic import breathe
+from millrace.replication.state_topic import yield_to_loop
 from support.groups import join_request
 from support.state_topic import FakeLog, FakeRead, FakeTopic
 
@@ -50,9 +50,9 @@ class Bench:
         await self.lead()
 
     async def advance(self, seconds: float) -> None:
-        await settle()
+        await run_ready()
         self.clock.advance(seconds)
-        await settle()
+        await run_ready()
 
     async def commit(self, offset: int, *, group: str = "g", topic: str = "t", **changes: object) -> list[ErrorCode]:
         return await self.groups.commit(group, [to_commit(offset, topic)], **changes)  # type: ignore[arg-type]
@@ -67,7 +67,7 @@ class Bench:
         first = await self.groups.join(group, join_request(client_id=client_id))
         assert first.error is ErrorCode.MEMBER_ID_REQUIRED
         joining = spawn(self.groups.join(group, join_request(first.member_id, client_id=client_id)))
-        await settle()
+        await run_ready()
         return first.member_id, joining
 
     async def stable_member(self, group: str = "g") -> str:
@@ -91,9 +91,9 @@ def spawn(work: Awaitable[JoinResult]) -> asyncio.Future[JoinResult]:
     return asyncio.ensure_future(work)
 
 
-async def settle() -> None:
+async def run_ready() -> None:
     for _ in range(20):
-        await breathe()
+        await yield_to_loop()
 
 
 @pytest.fixture
@@ -192,7 +192,7 @@ async def test_sessions_end_without_heartbeats(bench: Bench) -> None:
 
 async def test_commits_are_visible_when_durable_and_not_before(slow: Bench) -> None:
     committing = asyncio.ensure_future(slow.commit(5))
-    await settle()
+    await run_ready()
     assert not committing.done()
     assert await slow.committed() == -1
     slow.fake[0].commit()
@@ -202,19 +202,19 @@ async def test_commits_are_visible_when_durable_and_not_before(slow: Bench) -> N
 
 async def test_a_cancelled_commit_takes_effect_all_the_same(slow: Bench) -> None:
     committing = asyncio.ensure_future(slow.commit(5))
-    await settle()
+    await run_ready()
     committing.cancel()
-    await settle()
+    await run_ready()
     slow.fake[0].commit()
-    await settle()
+    await run_ready()
     assert await slow.committed() == 5
 
 
 async def test_commits_take_effect_in_the_order_of_the_log(slow: Bench) -> None:
     commits = [asyncio.ensure_future(slow.commit(offset)) for offset in range(10)]
-    await settle()
+    await run_ready()
     slow.fake[0].commit(4)
-    await settle()
+    await run_ready()
     assert await slow.committed() == 3
     assert [commit.done() for commit in commits] == [True] * 4 + [False] * 6
     slow.fake[0].commit()
@@ -229,15 +229,15 @@ async def test_a_commit_that_takes_too_long_is_answered_and_may_still_happen(slo
         await committing
     assert late.value.code is ErrorCode.COORDINATOR_NOT_AVAILABLE
     slow.fake[0].commit()
-    await settle()
+    await run_ready()
     assert await slow.committed() == 5
 
 
 async def test_stable_reads_wait_for_commits_under_way(slow: Bench) -> None:
     committing = asyncio.ensure_future(slow.commit(5))
-    await settle()
+    await run_ready()
     reading = asyncio.ensure_future(slow.groups.fetch_offsets("g", require_stable=True))
-    await settle()
+    await run_ready()
     assert not reading.done()
     slow.fake[0].commit()
     assert (await reading)["t"][0].offset == 5
@@ -361,7 +361,7 @@ async def test_partitions_that_are_not_led_are_not_answered_for() -> None:
 async def test_a_lost_partition_sends_everybody_away(slow: Bench) -> None:
     _, joining = await slow.member()
     committing = asyncio.ensure_future(slow.commit(5, group="other"))
-    await settle()
+    await run_ready()
     slow.groups.partition_lost(0)
     assert (await joining).error is ErrorCode.NOT_COORDINATOR
     with pytest.raises(ApiError) as lost:
@@ -375,7 +375,7 @@ async def test_a_parked_sync_is_answered_at_shutdown(bench: Bench) -> None:
     await asyncio.gather(one, two)
     follower = second if (await one).members else (await one).member_id
     syncing = asyncio.ensure_future(bench.groups.sync("g", SyncRequest(follower, None, 1)))
-    await settle()
+    await run_ready()
     bench.groups.begin_closing()
     assert (await syncing).error is ErrorCode.NOT_COORDINATOR
     with pytest.raises(ApiError) as closed:
@@ -385,7 +385,7 @@ async def test_a_parked_sync_is_answered_at_shutdown(bench: Bench) -> None:
 
 async def test_a_log_that_fails_is_loaded_again(slow: Bench) -> None:
     committing = asyncio.ensure_future(slow.commit(5))
-    await settle()
+    await run_ready()
     slow.fake[0].high_watermark.fail(ApiError(ErrorCode.KAFKA_STORAGE_ERROR))
     with pytest.raises(ApiError) as failed:
         await committing
@@ -393,7 +393,7 @@ async def test_a_log_that_fails_is_loaded_again(slow: Bench) -> None:
     await slow.advance(1)
     assert await loading(slow)  # what is in the log is not committed yet
     slow.fake[0].commit()
-    await settle()
+    await run_ready()
     assert await slow.committed() == 5
 
 
@@ -412,10 +412,10 @@ async def test_a_log_that_cannot_be_read_is_tried_again_with_growing_pauses(
     bench.groups = bench.make()
     bench.groups.partition_became_leader(0)
     for pause_s in (0.1, 0.2, 0.4, 0.8):
-        await settle()
+        await run_ready()
         assert await loading(bench)
         bench.clock.advance(pause_s * 0.9)
-        await settle()
+        await run_ready()
         tried = reading.tried
         await bench.advance(pause_s * 0.1 + 0.001)
         assert reading.tried == tried + 1
@@ -432,7 +432,7 @@ async def test_a_load_ends_with_the_leadership(bench: Bench) -> None:
     await bench.groups.stop()
     bench.groups = bench.make()
     bench.groups.partition_became_leader(0)
-    await settle()
+    await run_ready()
     bench.groups.partition_lost(0)
     tried = reading.tried
     await bench.advance(100)
@@ -460,7 +460,7 @@ class Unreadable:
 
 async def test_nothing_is_answered_that_is_not_committed_yet(slow: Bench) -> None:
     committing = asyncio.ensure_future(slow.commit(5))
-    await settle()
+    await run_ready()
     await slow.groups.stop()
     with pytest.raises(ApiError):
         await committing
@@ -468,10 +468,10 @@ async def test_nothing_is_answered_that_is_not_committed_yet(slow: Bench) -> Non
     slow.fake[0].leader_epoch += 1
     slow.groups = slow.make()
     slow.groups.partition_became_leader(0)
-    await settle()
+    await run_ready()
     assert await loading(slow)
     slow.fake[0].commit()
-    await settle()
+    await run_ready()
     assert await slow.committed() == 5
 
 
@@ -491,12 +491,12 @@ async def test_offsets_of_an_empty_group_expire_with_it(bench: Bench) -> None:
 
 async def test_a_commit_under_way_does_not_expire_with_what_it_replaces(slow: Bench) -> None:
     first = asyncio.ensure_future(slow.commit(1))
-    await settle()
+    await run_ready()
     slow.fake[0].commit()
     await first
     await slow.advance(3_599)
     second = asyncio.ensure_future(slow.commit(2))
-    await settle()
+    await run_ready()
     await slow.advance(2)
     slow.fake[0].commit()
     await second
@@ -530,11 +530,11 @@ async def test_groups_are_deleted_when_empty(bench: Bench) -> None:
 
 async def test_a_group_being_deleted_takes_nobody_in(slow: Bench) -> None:
     first = asyncio.ensure_future(slow.commit(1))
-    await settle()
+    await run_ready()
     slow.fake[0].commit()
     await first
     deleting = asyncio.ensure_future(slow.groups.delete_groups(["g"]))
-    await settle()
+    await run_ready()
     result = await slow.groups.join("g", join_request())
     assert result.error is ErrorCode.COORDINATOR_NOT_AVAILABLE
     slow.fake[0].commit()
@@ -580,7 +580,7 @@ async def test_offsets_of_deleted_topics_go_with_them(bench: Bench) -> None:
     await bench.commit(1, topic="gone")
     await bench.commit(2, topic="kept")
     bench.groups.topics_deleted({"gone": TOPIC_ID, "kept": uuid.UUID(int=78)})
-    await settle()
+    await run_ready()
     assert await bench.committed(topic="gone") == -1
     assert await bench.committed(topic="kept") == 2
 

@@ -30,7 +30,7 @@ def two_brokers(settings: dict[str, str] | None = None) -> Handling:
     return deciding(cluster_of(1, 2).apply((TopicCreated("a", new_topic_id(), (state,)),)), settings)
 
 
-# ---------------------------------------------------------------------------------------------------- BrokerHeartbeat
+# --- BrokerHeartbeat --------------------------------------------------------------------------------------------------
 
 
 async def beat(on: Handling, broker_id: int, epoch: int, version: int = 1, **fields: Any) -> Any:
@@ -60,7 +60,7 @@ async def test_a_broker_that_goes_is_fenced_before_it_is_answered() -> None:
     assert on.controller.image.topics["a"].partitions[0].isr == (1,)
 
 
-# ----------------------------------------------------------------------------------------------------- AlterPartition
+# --- AlterPartition ---------------------------------------------------------------------------------------------------
 
 
 def proposal(topic_id: Any, version: int, *, isr: list[int], index: int = 0, epoch: int = 0) -> AlterPartitionRequest:
@@ -107,7 +107,7 @@ async def test_a_proposal_for_a_topic_that_is_gone() -> None:
     assert told.error_code == ErrorCode.UNKNOWN_TOPIC_ID
 
 
-# ------------------------------------------------------------------------------------------------- AllocateProducerIds
+# --- AllocateProducerIds ----------------------------------------------------------------------------------------------
 
 
 async def test_blocks_of_producer_ids_do_not_overlap() -> None:
@@ -123,7 +123,7 @@ async def test_blocks_of_producer_ids_do_not_overlap() -> None:
     assert stale.error_code == ErrorCode.STALE_BROKER_EPOCH
 
 
-# ------------------------------------------------------------------------------------------------------------ listeners
+# --- listeners --------------------------------------------------------------------------------------------------------
 
 
 async def test_clients_of_other_listeners_are_refused() -> None:
@@ -142,7 +142,7 @@ async def test_clients_of_other_listeners_are_refused() -> None:
         assert (await on.call(handler, request, request.min_version, listener="INSIDE")).error_code == 0
 
 
-# --------------------------------------------------------------------------------------------------- UnregisterBroker
+# --- UnregisterBroker -------------------------------------------------------------------------------------------------
 
 
 async def test_a_broker_is_forgotten_once_it_was_stopped() -> None:

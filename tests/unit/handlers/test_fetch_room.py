@@ -140,7 +140,7 @@ def answer_to(reply: FetchReply | Promise[FetchReply | Exception]) -> asyncio.Fu
     return answer
 
 
-async def settle() -> None:
+async def run_ready() -> None:
     for _ in range(3):
         await asyncio.sleep(0)
 
@@ -166,12 +166,12 @@ async def test_without_room_it_waits_until_there_is_some(leader: Leader) -> None
     (wake,) = peer.line
     peer.line.clear()
     wake()
-    await settle()
+    await run_ready()
     assert not answer.done()
     (wake,) = peer.line
     peer.room = 2 * len(BATCH)
     wake()
-    await settle()
+    await run_ready()
     assert batches_of(answer.result()) == 2
     assert not peer.line
 
@@ -181,7 +181,7 @@ async def test_when_its_time_is_up_it_is_answered_without_records(leader: Leader
     assert batches_of(leader.fetch(peer, max_wait_ms=0)) == 0
     answer = answer_to(leader.fetch(peer))
     leader.clock.advance(WAIT_MS / 1000)
-    await settle()
+    await run_ready()
     assert batches_of(answer.result()) == 0
     assert not peer.line
 
@@ -199,12 +199,12 @@ async def test_one_that_waits_for_records_does_not_wait_for_room(leader: Leader)
     answer = answer_to(leader.fetch(peer, offset=STORED))
     assert not peer.line
     leader.partition.append(BATCH)
-    await settle()
+    await run_ready()
     assert not answer.done()
     assert len(peer.line) == 1, "now it does"
     peer.room = 1 << 20
     leader.partition.append(BATCH)
-    await settle()
+    await run_ready()
     assert batches_of(answer.result()) == 2
     assert not peer.line, "also when it was something else that woke it"
 
@@ -227,10 +227,10 @@ def limited(leader: Leader, rate: float) -> ClientQuotas:
 async def test_a_consumer_beyond_its_quota_gets_an_empty_answer_and_later_the_rest(leader: Leader) -> None:
     quotas = limited(leader, len(BATCH) / 2)  # ten windows: five batches
     first = leader.fetch(Peer(1 << 20), meter=(meter := quotas.meter(ANONYMOUS, "f")))
-    assert batches_of(first) == 5 and meter is not None and meter.settle() == 0
+    assert batches_of(first) == 5 and meter is not None and meter.charge() == 0
     second = leader.fetch(Peer(1 << 20), offset=5, meter=(meter := quotas.meter(ANONYMOUS, "f")))
     assert isinstance(second, FetchReply) and second.topics == [] and second.error_code == 0
-    assert meter is not None and meter.settle() == 10_000
+    assert meter is not None and meter.charge() == 10_000
     leader.clock.advance(quotas.windows.span_s)
     assert batches_of(leader.fetch(Peer(1 << 20), offset=5, meter=quotas.meter(ANONYMOUS, "f"))) == 5
 
@@ -239,7 +239,7 @@ async def test_a_batch_that_never_fits_the_quota_arrives_all_the_same(leader: Le
     quotas = limited(leader, 1.0)
     meter = quotas.meter(ANONYMOUS, "f")
     assert batches_of(leader.fetch(Peer(1 << 20), meter=meter)) == 1
-    assert meter is not None and meter.settle() > 60_000
+    assert meter is not None and meter.charge() > 60_000
 
 
 @pytest.mark.parametrize("incremental", [False, True])

@@ -331,12 +331,12 @@ async def test_a_name_makes_a_broker_only_of_who_has_a_brokers_right() -> None:
     assert len(controller.forwarded) == 1
 
 
-# ----------------------------------------------------------------------------------- waiting for the broker's own image
+# --- waiting for the broker's own image -------------------------------------------------------------------------------
 
 STATE = PartitionState((1,), (1,), 1)
 
 
-def settled(controller: Follower, *changes: Any) -> tuple[bool, bool]:
+def shown(controller: Follower, *changes: Any) -> tuple[bool, bool]:
     """Whether the one condition waited for held before and after `changes`."""
     (condition,) = controller.waited_for
     return condition(controller.image), condition(controller.image.apply(changes))
@@ -346,7 +346,7 @@ async def test_a_created_topic_is_waited_for() -> None:
     response = CreateTopicsResponse(topics=[*created("a").topics, *created("b", code=ErrorCode.INVALID_CONFIG).topics])
     controller, on = following(response)
     await on.call(create_topics, creation("a", "b"), 7)
-    assert settled(controller, TopicCreated("a", new_topic_id(), (STATE,))) == (False, True)
+    assert shown(controller, TopicCreated("a", new_topic_id(), (STATE,))) == (False, True)
 
 
 async def test_nothing_is_waited_for_when_nothing_changes() -> None:
@@ -369,7 +369,7 @@ async def test_a_deleted_topic_is_waited_for(version: int) -> None:
     controller.image = controller.image.apply((TopicCreated("a", topic_id, (STATE,)),))
     response = await on.call(delete_topics, request, version)
     assert response.responses == [result]
-    assert settled(controller, TopicDeleted("a", topic_id)) == (False, True)
+    assert shown(controller, TopicDeleted("a", topic_id)) == (False, True)
 
 
 async def test_new_partitions_are_waited_for() -> None:
@@ -379,7 +379,7 @@ async def test_new_partitions_are_waited_for() -> None:
     controller.image = controller.image.apply((TopicCreated("a", topic_id, (STATE,)),))
     request = CreatePartitionsRequest(topics=[CreatePartitionsRequest.CreatePartitionsTopic(name="a", count=2)])
     assert (await on.call(create_partitions, request, 3)).results == [result]
-    assert settled(controller, PartitionsAdded(topic_id, (STATE,))) == (False, True)
+    assert shown(controller, PartitionsAdded(topic_id, (STATE,))) == (False, True)
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
@@ -404,7 +404,7 @@ async def test_moves_are_waited_for(cancelled: bool) -> None:
     controller, on = following(AlterPartitionReassignmentsResponse(error_message=None, responses=topics))
     controller.image = controller.image.apply((TopicCreated("a", topic_id, (before,)),))
     assert (await on.call(alter_partition_reassignments, request, 1)).responses == topics
-    assert settled(controller, PartitionChanged(topic_id, 0, after)) == (False, True)
+    assert shown(controller, PartitionChanged(topic_id, 0, after)) == (False, True)
 
 
 async def test_settings_are_waited_for() -> None:
@@ -420,7 +420,10 @@ async def test_settings_are_waited_for() -> None:
     result = AlterConfigsResponse.AlterConfigsResourceResponse(resource_type=ResourceType.TOPIC, resource_name="a")
     controller, on = following(AlterConfigsResponse(responses=[result]))
     await on.call(alter_configs, request, 2)
-    assert settled(controller, ConfigChanged(ResourceType.TOPIC, "a", (("retention.ms", "5"),))) == (False, True)
+    assert shown(controller, ConfigChanged(ResourceType.TOPIC, "a", (("retention.ms", "5"),))) == (
+        False,
+        True,
+    )
 
 
 async def test_levels_of_loggers_stay_here_and_the_rest_is_passed_on() -> None:
@@ -453,7 +456,7 @@ async def test_levels_of_loggers_stay_here_and_the_rest_is_passed_on() -> None:
     # The level is refused here, because this is broker 2.
     assert response.responses[1].error_code == ErrorCode.INVALID_REQUEST
     assert response.responses[2] == answered[1]
-    assert settled(controller, ConfigChanged(ResourceType.BROKER, "3", (("log.retention.ms", "5"),))) == (False, True)
+    assert shown(controller, ConfigChanged(ResourceType.BROKER, "3", (("log.retention.ms", "5"),))) == (False, True)
 
 
 @pytest.mark.parametrize("code", [ErrorCode.NONE, ErrorCode.INVALID_REQUEST])
@@ -461,7 +464,7 @@ async def test_a_forgotten_broker_is_waited_for_and_a_refusal_is_not(code: Error
     controller, on = following(UnregisterBrokerResponse(error_code=code, error_message=None))
     await on.call(unregister_broker, UnregisterBrokerRequest(broker_id=3), 0)
     if code == ErrorCode.NONE:
-        assert settled(controller, BrokerUnregistered(3)) == (False, True)
+        assert shown(controller, BrokerUnregistered(3)) == (False, True)
     else:
         assert controller.waited_for == []
 
@@ -477,7 +480,7 @@ async def test_the_end_of_a_token_is_waited_for(code: ErrorCode) -> None:
     answer = await on.call(expire_delegation_token, request, 2)
     assert answer.error_code == code
     if code == ErrorCode.NONE:
-        assert settled(controller, TokenRemoved("id")) == (False, True)
+        assert shown(controller, TokenRemoved("id")) == (False, True)
     else:
         assert controller.waited_for == []
 

@@ -17,7 +17,7 @@ from millrace.security.acls import OPERATIONS_OF, Acl, AclTable, Operation, Patt
 from millrace.security.authorizer import NO_AUTHORIZER, Authorizer
 from millrace.wire.frame import RequestHeader, decode_response
 from millrace.wire.keys import ApiKey
-from millrace.wire.messages import PLACES, request_class, response_class
+from millrace.wire.messages import DECLARATIONS, request_class, response_class
 from millrace.wire.messages.groups import HeartbeatRequest, HeartbeatResponse
 from millrace.wire.messages.quorum import DescribeQuorumRequest
 
@@ -106,7 +106,7 @@ def test_every_refusal_has_a_place_in_every_version(served: Api) -> None:
 
 def test_what_runs_on_the_controller_can_be_passed_on() -> None:
     """A handler that judges first and has the rest done elsewhere has to say so itself."""
-    by_request = {f"{place.name}Request": key for key, place in PLACES.items()}
+    by_request = {f"{declared.name}Request": key for key, declared in DECLARATIONS.items()}
     found = set()
     for name in registry.MODULES:
         module = importlib.import_module(f"millrace.handlers.{name}")

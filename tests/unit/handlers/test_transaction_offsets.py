@@ -15,7 +15,7 @@ from millrace.errors import ApiError, ErrorCode
 from millrace.groups.modern.protocol import ModernHeartbeat
 from millrace.handlers.group_offsets import offset_commit, offset_delete, offset_fetch
 from millrace.handlers.transaction_offsets import txn_offset_commit
-from millrace.replication.state_topic import breathe
+from millrace.replication.state_topic import yield_to_loop
 from millrace.wire.messages.group_offsets import OffsetCommitRequest, OffsetDeleteRequest, OffsetFetchRequest
 from millrace.wire.messages.transactions import TxnOffsetCommitRequest, TxnOffsetCommitResponse
 from support.group_handling import GroupHandling, group_handling
@@ -96,7 +96,7 @@ async def end(on: GroupHandling, *, commit: bool, producer_epoch: int = 2) -> No
     appended = on.log[index].end_transaction(PRODUCER, producer_epoch, commit=commit)
     on.groups.transaction_ended(index, PRODUCER, commit, appended.last_offset)
     for _ in range(5):
-        await breathe()
+        await yield_to_loop()
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -34,7 +34,7 @@ from millrace.wire.messages.transactions import (
     ListTransactionsRequest,
 )
 from support.handling import Handling
-from support.transactions import A, B, Bench, settle
+from support.transactions import A, B, Bench, run_ready
 
 UNKNOWN = TopicPartition("t", 3)
 Request = AddPartitionsToTxnRequest
@@ -113,7 +113,7 @@ class World:
             transactional_id="x", producer_id=producer.producer_id, producer_epoch=producer.epoch, committed=commits
         )
         response = await self.handling.call(end_txn, request, version)
-        await settle()
+        await run_ready()
         return response.error_code, response.producer_id, response.producer_epoch
 
     async def list(self, version: int = 2, **filters: Any) -> tuple[list[str], list[str]]:

@@ -47,7 +47,7 @@ def take(
 
 def say(window: Window, first: int, last: int, *kinds: int, member: str = "a", now: int = 0) -> list[DeadLetter]:
     said = window.acknowledge(member, [AcknowledgeBatch(first, last, kinds)], now)
-    return window.settle(said, is_stored=True, now_ms=now).dead_letters
+    return window.finish(said, is_stored=True, now_ms=now).dead_letters
 
 
 def states(window: Window) -> list[tuple[int, int, str, int]]:
@@ -100,9 +100,9 @@ def test_an_answer_counts_when_it_is_stored_and_not_before() -> None:
     with pytest.raises(ApiError) as twice:
         window.acknowledge("a", [AcknowledgeBatch(3, 3, [ACCEPT])], 0)
     assert twice.value.code is ErrorCode.INVALID_RECORD_STATE
-    window.settle(said, is_stored=False, now_ms=0)
+    window.finish(said, is_stored=False, now_ms=0)
     said = window.acknowledge("a", [AcknowledgeBatch(0, 9, [ACCEPT])], 0)
-    window.settle(said, is_stored=True, now_ms=0)
+    window.finish(said, is_stored=True, now_ms=0)
     assert window.start_offset == window.end_offset == 10
 
 
@@ -111,7 +111,7 @@ def test_a_lock_that_ran_out_while_its_answer_was_not_stored() -> None:
     take(window)
     said = window.acknowledge("a", [AcknowledgeBatch(0, 9, [ACCEPT])], 0)
     assert not window.expire(500).store
-    changes = window.settle(said, is_stored=False, now_ms=500)
+    changes = window.finish(said, is_stored=False, now_ms=500)
     assert changes.store == [StateBatch(0, 9, RecordState.AVAILABLE, 1)]
     assert take(window, "b", now=500) == [(0, 9, 2)]
 
@@ -216,7 +216,7 @@ def test_retention_takes_records_from_whoever_holds_them() -> None:
     said = window.acknowledge("a", [AcknowledgeBatch(0, 19, [ACCEPT])], 0)
     assert window.move_log_start(5)
     assert not window.move_log_start(5)
-    window.settle(said, is_stored=True, now_ms=0)
+    window.finish(said, is_stored=True, now_ms=0)
     assert window.start_offset == 20
     assert window.move_log_start(50)
     assert (window.start_offset, window.end_offset, window.next_fetch_offset(0)) == (50, 50, 50)
@@ -227,7 +227,7 @@ def test_a_member_that_leaves_gives_back_what_it_holds() -> None:
     window = Window(0, Limits())
     take(window, count=10)
     take(window, "b", count=10)
-    window.settle(window.release("a"), is_stored=True, now_ms=0)
+    window.finish(window.release("a"), is_stored=True, now_ms=0)
     assert take(window, "c") == [(0, 9, 2)]
     assert states(window) == [(0, 9, "ACQUIRED", 2), (10, 19, "ACQUIRED", 1)]
 
@@ -251,11 +251,11 @@ def test_ten_thousand_records_answered_one_by_one_stay_cheap() -> None:
     take(window, count=10_000, batches=log)
     begun = time.process_time()
     for offset in range(1, 10_000, 2):  # the worst order: every second one, so that nothing can be let go of
-        window.settle(
+        window.finish(
             window.acknowledge("a", [AcknowledgeBatch(offset, offset, [ACCEPT])], 0), is_stored=True, now_ms=0
         )
     for offset in range(9_998, -1, -2):
-        window.settle(
+        window.finish(
             window.acknowledge("a", [AcknowledgeBatch(offset, offset, [ACCEPT])], 0), is_stored=True, now_ms=0
         )
     assert window.start_offset == 10_000

@@ -16,7 +16,7 @@ from millrace.queues.coordinator import ShareCoordinator
 from millrace.queues.records import ShareKey
 from millrace.queues.settings import CoordinatorSettings
 from millrace.queues.state import SharePartitionState, Write
-from millrace.replication.state_topic import breathe
+from millrace.replication.state_topic import yield_to_loop
 from support.state_topic import FakeTopic
 
 TOPIC_ID = uuid.UUID(int=77)
@@ -63,9 +63,9 @@ class Bench:
         await self.lead()
 
     async def advance(self, seconds: float) -> None:
-        await settle()
+        await run_ready()
         self.clock.advance(seconds)
-        await settle()
+        await run_ready()
 
     def states(self) -> dict[ShareKey, SharePartitionState]:
         found: dict[ShareKey, SharePartitionState] = {}
@@ -74,9 +74,9 @@ class Bench:
         return found
 
 
-async def settle() -> None:
+async def run_ready() -> None:
     for _ in range(20):
-        await breathe()
+        await yield_to_loop()
 
 
 @pytest.fixture
@@ -102,17 +102,17 @@ async def test_a_write_is_answered_and_seen_when_it_is_durable() -> None:
     await bench.lead()
     begun = asyncio.ensure_future(bench.coordinator.initialize(KEY, 0, 0))
     written = asyncio.ensure_future(bench.coordinator.write(KEY, news(1, 2)))  # plans on what is not durable yet
-    await settle()
+    await run_ready()
     reading = asyncio.ensure_future(bench.coordinator.read(KEY, 0))
-    await settle()
+    await run_ready()
     assert not begun.done() and not written.done() and not reading.done()
     assert (await bench.coordinator.summary(KEY)).start_offset == -1
     bench.fake[0].commit(1)
-    await settle()
+    await run_ready()
     assert begun.done() and not written.done()
     assert (await bench.coordinator.summary(KEY)).start_offset == 0
     bench.fake[0].commit()
-    await settle()
+    await run_ready()
     assert written.done()
     assert len((await reading).batches) == 1
     await bench.coordinator.stop()
@@ -123,7 +123,7 @@ async def test_a_snapshot_has_what_is_not_durable_yet() -> None:
     await bench.lead()
     waiting = [asyncio.ensure_future(bench.coordinator.initialize(KEY, 0, 0))]
     waiting += [asyncio.ensure_future(bench.coordinator.write(KEY, news(2 * n, 2 * n))) for n in range(1, 6)]
-    await settle()
+    await run_ready()
     bench.fake[0].commit()
     await asyncio.gather(*waiting)
     live = bench.states()
@@ -144,7 +144,7 @@ async def test_a_write_that_takes_too_long_takes_effect_all_the_same() -> None:
         await begun
     assert late.value.code is ErrorCode.COORDINATOR_NOT_AVAILABLE
     bench.fake[0].commit()
-    await settle()
+    await run_ready()
     assert (await bench.coordinator.summary(KEY)).start_offset == 0
     await bench.coordinator.stop()
 
@@ -153,7 +153,7 @@ async def test_a_lost_partition_answers_no_more(bench: Bench) -> None:
     await bench.coordinator.initialize(KEY, 0, 0)
     bench.fake[0].commit_at_once = False
     written = asyncio.ensure_future(bench.coordinator.write(KEY, news(1, 2)))
-    await settle()
+    await run_ready()
     bench.coordinator.partition_lost(0)
     with pytest.raises(ApiError) as refused:
         await written
@@ -210,7 +210,7 @@ async def test_a_deleted_share_partition_or_topic_stays_deleted(bench: Bench) ->
     await bench.restart()
     assert list(bench.states()) == [other]
     bench.coordinator.topic_deleted(TOPIC_ID)
-    await settle()
+    await run_ready()
     await bench.restart()
     assert not bench.states()
 
@@ -260,7 +260,7 @@ async def test_a_replay_finds_what_is_durable(seed: int) -> None:
             case 3:
                 partition = bench.fake[chance.randrange(2)]
                 partition.commit(chance.randint(partition.high_watermark.offset, partition.log.end_offset))
-                await settle()
+                await run_ready()
                 continue
             case _:
                 first = chance.randrange(60)
@@ -268,7 +268,7 @@ async def test_a_replay_finds_what_is_durable(seed: int) -> None:
                     key, news(first, first + chance.randrange(6), start=chance.randrange(-1, 30), leader_epoch=3)
                 )
         under_way.append(asyncio.ensure_future(work))
-        await breathe()
+        await yield_to_loop()
     for partition in bench.fake.partitions:
         assert partition is not None
         partition.commit()

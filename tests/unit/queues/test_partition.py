@@ -28,7 +28,7 @@ from millrace.queues.state import Write
 from millrace.records.batch import split
 from millrace.records.control import EndMarker, MarkerType, encode_end_marker
 from millrace.replication.partition import Partition
-from millrace.replication.state_topic import breathe
+from millrace.replication.state_topic import yield_to_loop
 from millrace.storage.files import Files
 from millrace.storage.log import Log
 from millrace.storage.producers import UNVERIFIED
@@ -126,14 +126,14 @@ class Bench:
         return asyncio.ensure_future(self.share.acknowledge(member, [AcknowledgeBatch(first, last, kinds)]))
 
     async def advance(self, seconds: float) -> None:
-        await settle()
+        await run_ready()
         self.clock.advance(seconds)
-        await settle()
+        await run_ready()
 
 
-async def settle() -> None:
+async def run_ready() -> None:
     for _ in range(10):
-        await breathe()
+        await yield_to_loop()
 
 
 @pytest.fixture
@@ -169,9 +169,9 @@ async def test_answers_that_come_while_a_write_is_under_way_go_together(home: Pa
     bench.fetch()
     bench.coordinator.gate = asyncio.Event()
     said = [bench.say(0, 0, ACCEPT)]
-    await settle()
+    await run_ready()
     said += [bench.say(offset, offset, ACCEPT) for offset in range(1, 6)]
-    await settle()
+    await run_ready()
     assert not any(task.done() for task in said)
     bench.coordinator.gate.set()
     await asyncio.gather(*said)
@@ -253,9 +253,9 @@ async def test_a_member_that_hangs_up_has_still_accepted(home: Path) -> None:
     bench.fetch()
     bench.coordinator.gate = asyncio.Event()
     said = bench.say(0, 2, ACCEPT)
-    await settle()
+    await run_ready()
     said.cancel()
-    await settle()
+    await run_ready()
     bench.coordinator.gate.set()
     await bench.advance(100)
     assert bench.fetch("b").count == 0
@@ -279,9 +279,9 @@ async def test_closing_answers_who_waits(home: Path) -> None:
     bench.fetch()
     bench.coordinator.gate = asyncio.Event()
     said = [bench.say(0, 0, ACCEPT)]
-    await settle()
+    await run_ready()
     said.append(bench.say(1, 1, ACCEPT))
-    await settle()
+    await run_ready()
     bench.share.close(ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER))
     for each in await asyncio.gather(*said, return_exceptions=True):
         assert isinstance(each, ApiError)
@@ -310,7 +310,7 @@ async def test_the_state_of_an_earlier_leader_is_taken_over(home: Path) -> None:
     bench.produce(10)
     await bench.share.load()
     assert bench.fetch().acquired == [Acquired(0, 0, 1), Acquired(3, 3, 3), Acquired(4, 4, 1), Acquired(7, 9, 1)]
-    await settle()
+    await run_ready()
     assert bench.coordinator.writes[0].batches == [StateBatch(5, 6, RecordState.ARCHIVED, 1)]
 
 
@@ -339,9 +339,9 @@ async def test_a_write_under_way_confirms_nothing(home: Path) -> None:
     bench.fetch()
     bench.coordinator.gate = asyncio.Event()
     accepting = bench.say(0, 1, ACCEPT)
-    await settle()
+    await run_ready()
     confirming = asyncio.ensure_future(bench.share.confirm())
-    await settle()
+    await run_ready()
     assert len(bench.coordinator.writes) == 1
     bench.coordinator.gate.set()
     await accepting
@@ -417,16 +417,16 @@ async def test_the_last_member_takes_the_share_partition_with_it(home: Path) -> 
     bench.produce(4)
     assert share.fetch("a", FetchTerms(2, 1 << 20, mode=AcquireMode.RECORD_LIMIT)).count == 2
     queues.end_session("g", "a")
-    await settle()
+    await run_ready()
     assert bench.coordinator.writes[-1].batches == [StateBatch(0, 1, RecordState.AVAILABLE, 1)]
     assert await queues.get(KEY) is share
     assert share.fetch("b", TERMS).count == 4
     bench.coordinator.gate = asyncio.Event()
     queues.end_session("g", "b")
-    await settle()
+    await run_ready()
     queues.sessions.fetch("g", "c", 0, added=[(TOPIC_ID, 0)])
     loading = asyncio.ensure_future(queues.get(KEY))
-    await settle()
+    await run_ready()
     assert not loading.done(), "the state is read before everything is stored"
     bench.coordinator.gate.set()
     assert await loading is not share
@@ -443,7 +443,7 @@ async def test_a_member_does_not_wait_for_ever_for_what_others_left(home: Path) 
     share.fetch("a", TERMS)
     bench.coordinator.gate = asyncio.Event()
     queues.end_session("g", "a")
-    await settle()
+    await run_ready()
     queues.sessions.fetch("g", "b", 0, added=[(TOPIC_ID, 0)])
     loading = asyncio.ensure_future(queues.get(KEY))
     await bench.advance(6)
@@ -465,10 +465,10 @@ async def test_letters_are_written_when_the_members_are_gone(home: Path) -> None
     bench.office.gate = asyncio.Event()
     await share.acknowledge("a", [AcknowledgeBatch(0, 1, [REJECT])])
     queues.end_session("g", "a")
-    await settle()
+    await run_ready()
     assert share.error is None
     bench.office.gate.set()
-    await settle()
+    await run_ready()
     assert [each[:2] for each in bench.office.delivered] == [(0, 1)]
     assert share.error is not None
     assert bench.coordinator.writes[-1].start_offset == 2
@@ -492,12 +492,12 @@ async def test_a_record_is_archived_when_its_letter_is_written(home: Path) -> No
     bench.fetch()
     bench.office.gate = asyncio.Event()
     await bench.say(0, 4, ACCEPT, REJECT, REJECT, ACCEPT, ACCEPT)
-    await settle()
+    await run_ready()
     assert stored(bench)[1] == StateBatch(1, 2, RecordState.ARCHIVING, 1)
     assert bench.coordinator.writes[-1].start_offset == 0, "the start is moved by the next write"
     assert bench.fetch("b").count == 0
     bench.office.gate.set()
-    await settle()
+    await run_ready()
     assert bench.office.delivered == [DeadLetter(1, 2, 1, DeadLetterReason.REJECTED)]
     assert bench.coordinator.writes[-1].start_offset == 5
 
@@ -509,7 +509,7 @@ async def test_what_is_delivered_too_often_becomes_a_letter(home: Path) -> None:
     await bench.say(0, 0, RELEASE)
     assert bench.fetch("b").acquired == [Acquired(0, 0, 2)]
     await bench.say(0, 0, RELEASE, member="b")
-    await settle()
+    await run_ready()
     assert bench.office.delivered == [DeadLetter(0, 0, 2, DeadLetterReason.DELIVERY_COUNT_EXCEEDED)]
     await bench.advance(1.1)
     assert bench.fetch("b").acquired == [Acquired(1, 1, 2)]
@@ -523,7 +523,7 @@ async def test_a_letter_that_cannot_be_written_is_tried_ever_less_often_and_neve
     bench.fetch()
     bench.office.fail = ErrorCode.NOT_ENOUGH_REPLICAS
     await bench.say(0, 0, REJECT)
-    await settle()
+    await run_ready()
     asked = []
     for _ in range(4):
         await bench.advance(0.2)
@@ -541,7 +541,7 @@ async def test_a_long_letter_is_done_part_by_part(home: Path) -> None:
     bench.fetch()
     bench.office.at_once, bench.office.room = 2, 1
     await bench.say(0, 4, REJECT)
-    await settle()
+    await run_ready()
     assert bench.coordinator.writes[-1].start_offset == 2
     assert stored(bench)[-1] == StateBatch(2, 4, RecordState.ARCHIVING, 1)
     bench.office.room = 3
@@ -556,15 +556,15 @@ async def test_another_leader_writes_the_letters_that_were_left(home: Path) -> N
     bench.fetch()
     bench.office.gate = asyncio.Event()
     await bench.say(0, 2, ACCEPT, REJECT, ACCEPT)
-    await settle()
+    await run_ready()
     bench.share.close(ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER))
-    await settle()
+    await run_ready()
     assert not bench.office.delivered
     bench.office.gate = None
     bench.coordinator.found = Snapshot(0, 3, 0, 0, 0, 0, 0, tuple(stored(bench)))
     next_one = bench.another()
     await next_one.load()
-    await settle()
+    await run_ready()
     assert bench.office.delivered == [DeadLetter(1, 1, 1, DeadLetterReason.REJECTED)]
     assert bench.coordinator.writes[-1].start_offset == 3
 
@@ -646,9 +646,9 @@ async def test_a_long_way_without_records_is_gone_in_several_turns(home: Path) -
     terms = FetchTerms(1, 1)
     assert bench.share.fetch("a", terms).count == 0
     for turn in range(1, 3):
-        await settle()
+        await run_ready()
         assert woken == turn
         found = bench.share.fetch("a", terms)
     assert found.acquired == [Acquired(1_601, 1_601, 1)]
-    await settle()
+    await run_ready()
     assert woken == 2

@@ -11,7 +11,7 @@ import pytest
 from millrace.clock import ManualClock
 from millrace.errors import ApiError, ErrorCode, StorageError
 from millrace.metadata.deltas import PartitionState
-from millrace.replication.leadership import SETTLING_S
+from millrace.replication.leadership import GAPS_EXCUSED_S
 from millrace.replication.partition import Partition
 from millrace.storage.files import Files
 from millrace.storage.log import Log
@@ -199,7 +199,7 @@ class TestAGapInAProducersSequence:
         assert self.refused(rig, 3) is ErrorCode.NOT_ENOUGH_REPLICAS
         for sequence in (1, 2, 3):
             rig.partition.append(from_producer(7, sequence))
-        rig.clock.advance(SETTLING_S)
+        rig.clock.advance(GAPS_EXCUSED_S)
         assert self.refused(rig, 5) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 
     def test_is_retriable_right_after_enough_replicas_are_in_sync_again(self, rig: Rig) -> None:
@@ -208,7 +208,7 @@ class TestAGapInAProducersSequence:
         assert self.refused(rig, 2) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
         rig.partition.lead(replace(self.BOTH, partition_epoch=2))
         assert self.refused(rig, 2) is ErrorCode.NOT_ENOUGH_REPLICAS
-        rig.clock.advance(SETTLING_S)
+        rig.clock.advance(GAPS_EXCUSED_S)
         assert self.refused(rig, 2) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 
     def test_is_an_error_where_there_is_but_one_replica(self, rig: Rig) -> None:

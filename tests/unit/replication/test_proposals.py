@@ -81,7 +81,7 @@ class Rig:
     def consider(self) -> None:
         self.proposals.consider(self.partition)  # type: ignore[arg-type]
 
-    async def settle(self) -> None:
+    async def run_ready(self) -> None:
         for _ in range(20):
             await asyncio.sleep(0)
 
@@ -100,9 +100,9 @@ async def test_an_accepted_proposal_waits_for_the_image(rig: Rig) -> None:
     assert proposal == IsrProposal(TOPIC_ID, 0, 4, 7, ((1, -1), (2, -1), (3, 103)))
     assert rig.partition.proposed == (1, 2, 3)
     rig.controller.answers.put_nowait(ErrorCode.NONE)
-    await rig.settle()
+    await rig.run_ready()
     rig.clock.advance(RETRY_S * 5)
-    await rig.settle()
+    await rig.run_ready()
     assert len(rig.controller.asked) == 1
 
 
@@ -111,7 +111,7 @@ async def test_who_joins_is_said_once(rig: Rig, caplog: pytest.LogCaptureFixture
     rig.consider()
     await rig.controller.next_question()
     rig.controller.answers.put_nowait(ErrorCode.NOT_CONTROLLER)
-    await rig.settle()
+    await rig.run_ready()
     rig.clock.advance(RETRY_S)
     await rig.controller.next_question()
     assert caplog.messages == ["broker 3 has caught up: it joins the ISR of orders-0"]
@@ -121,7 +121,7 @@ async def test_the_same_is_asked_again_after_an_answer_was_lost(rig: Rig) -> Non
     rig.consider()
     first = await rig.controller.next_question()
     rig.controller.answers.put_nowait(ApiError(ErrorCode.NETWORK_EXCEPTION))
-    await rig.settle()
+    await rig.run_ready()
     rig.clock.advance(RETRY_S)
     assert await rig.controller.next_question() == first
 
@@ -130,13 +130,13 @@ async def test_a_refusal_that_leaves_the_epoch_is_followed_by_the_isr_as_it_is(r
     rig.consider()
     await rig.controller.next_question()
     rig.controller.answers.put_nowait(ErrorCode.INELIGIBLE_REPLICA)
-    await rig.settle()
+    await rig.run_ready()
     rig.clock.advance(RETRY_S)
     plain = await rig.controller.next_question()
     assert plain.isr == ((1, -1), (2, -1))
     assert rig.partition.proposed == (1, 2, 3)  # they count until the image has a newer state
     rig.controller.answers.put_nowait(ErrorCode.NONE)
-    await rig.settle()
+    await rig.run_ready()
     rig.partition.state = replace(STATE, partition_epoch=8)
     rig.consider()
     assert (await rig.controller.next_question()).partition_epoch == 8
@@ -147,13 +147,13 @@ async def test_a_partition_that_moved_on_is_looked_at_anew(rig: Rig) -> None:
     await rig.controller.next_question()
     rig.partition.state = replace(STATE, isr=(1, 2, 3), partition_epoch=8)
     rig.controller.answers.put_nowait(ErrorCode.INELIGIBLE_REPLICA)
-    await rig.settle()
+    await rig.run_ready()
     rig.clock.advance(RETRY_S)
-    await rig.settle()
+    await rig.run_ready()
     assert len(rig.controller.asked) == 1
 
 
 async def test_everything_is_looked_at_now_and_then(rig: Rig) -> None:
-    await rig.settle()
+    await rig.run_ready()
     rig.clock.advance(15.0)
     await rig.controller.next_question()

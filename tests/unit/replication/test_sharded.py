@@ -44,8 +44,8 @@ class MapShard(StateShard):
     def put(self, key: bytes, value: bytes) -> asyncio.Future[None]:
         return self.append([(key, value)], lambda _: self.replay(key, value, 0))
 
-    def settle(self) -> None:
-        self._writer.settle()
+    def apply_durable(self) -> None:
+        self._writer.apply_durable()
 
 
 class Bench:
@@ -85,15 +85,15 @@ async def test_an_unreadable_record_does_not_take_the_others(bench: Bench) -> No
 async def test_a_write_takes_effect_when_it_is_durable_and_in_order(bench: Bench) -> None:
     shard = await bench.start()
     first, second = shard.put(b"a", b"1"), shard.put(b"a", b"2")
-    settled = asyncio.ensure_future(shard.settled())
+    applied = asyncio.ensure_future(shard.wait_applied())
     await asyncio.sleep(0)
     assert shard.kept == {}
     bench.fake[0].commit(1)
     await until(first.done)
     assert shard.kept == {b"a": b"1"}
-    assert not settled.done()
+    assert not applied.done()
     bench.fake[0].commit()
-    await settled
+    await applied
     assert second.done()
     assert shard.kept == {b"a": b"2"}
 
@@ -103,10 +103,10 @@ async def test_what_is_durable_already_takes_effect_when_asked_for_and_in_order(
     first = shard.put(b"a", b"1")
     await asyncio.sleep(0)  # its durability is waited for now
     second, third = shard.put(b"a", b"2"), shard.put(b"a", b"3")
-    shard.settle()
+    shard.apply_durable()
     assert shard.kept == {}
     bench.fake[0].commit(2)
-    shard.settle()
+    shard.apply_durable()
     assert shard.kept == {b"a": b"2"}
     assert (first.done(), second.done(), third.done()) == (True, True, False)
     assert await shard.in_time(second) is None
@@ -121,7 +121,7 @@ async def test_a_durable_write_that_cannot_take_effect_ends_the_shard(bench: Ben
     shard.put(b"bad", b"1")
     bench.fake[0].commit()
     with pytest.raises(ProtocolError):
-        shard.settle()
+        shard.apply_durable()
     assert bench.task is not None
     with pytest.raises(ProtocolError):
         await bench.task
@@ -157,7 +157,7 @@ async def test_a_refusal_is_told_in_the_words_of_a_coordinator(
     with pytest.raises(ApiError) as refused:
         shard.put(b"a", b"1")
     assert refused.value.code is told
-    await shard.settled()
+    await shard.wait_applied()
     assert shard.kept == {}
 
 
@@ -218,7 +218,7 @@ async def test_what_others_append_takes_its_turn(bench: Bench) -> None:
     await until(lambda: len(seen) == 2)
     assert seen == [0, 1]
     bench.fake[0].commit()
-    await shard.settled()
+    await shard.wait_applied()
     assert seen == [0, 1, 2, 3, 4, 5]
     shard.close()
     shard._writer.note(6, seen.append)

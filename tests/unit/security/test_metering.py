@@ -37,7 +37,7 @@ def metered(quotas: ClientQuotas, session: Session, client_id: str | None) -> Me
 def produce(quotas: ClientQuotas, session: Session, client_id: str | None, size_bytes: int) -> int:
     meter = metered(quotas, session, client_id)
     meter.received(size_bytes)
-    return meter.settle()
+    return meter.charge()
 
 
 def test_without_quotas_nothing_is_kept() -> None:
@@ -92,7 +92,7 @@ def test_the_longest_of_several_counts() -> None:
     meter.received(1050)
     clock.advance(2.0)
     assert meter.throttle_ms == 500
-    assert meter.settle() == 1000, "2 s in 10 are 20 percent; as Kafka does, one window at most for that"
+    assert meter.charge() == 1000, "2 s in 10 are 20 percent; as Kafka does, one window at most for that"
 
 
 def test_time_is_counted_while_the_request_is_worked_on() -> None:
@@ -104,13 +104,13 @@ def test_time_is_counted_while_the_request_is_worked_on() -> None:
         clock.advance(0.3)  # it waits
         meter.resume()
         clock.advance(0.1)
-        assert meter.settle() == 0
+        assert meter.charge() == 0
         clock.advance(0.2)
         meter.finish()
         clock.advance(0.5)
     meter = metered(quotas, ALICE, "app")
     clock.advance(0.01)
-    assert meter.settle() > 0, "1.01 s of 10 at 10 percent"
+    assert meter.charge() > 0, "1.01 s of 10 at 10 percent"
 
 
 @pytest.mark.parametrize("size_bytes", [1000, 1500])
@@ -120,11 +120,11 @@ def test_a_throttled_fetch_is_not_counted_and_one_that_never_fits_is_sent_alone(
     assert metered(quotas, ALICE, "app").may_send(1000)
     meter = metered(quotas, ALICE, "app")
     assert not meter.may_send(size_bytes)
-    assert meter.settle() == size_bytes * 10
+    assert meter.charge() == size_bytes * 10
     clock.advance(11.0)
     meter = metered(quotas, ALICE, "app")
     assert meter.may_send(size_bytes), "nothing else was sent for all windows"
-    assert meter.settle() == (size_bytes - 1000) * 10
+    assert meter.charge() == (size_bytes - 1000) * 10
     assert not metered(quotas, ALICE, "app").may_send(1)
 
 

@@ -128,7 +128,7 @@ def request(correlation_id: int, *, key: int = ApiKey.HEARTBEAT, version: int = 
     return struct.pack(">i", len(payload)) + payload
 
 
-async def settle() -> None:
+async def run_ready() -> None:
     for _ in range(5):
         await asyncio.sleep(0)
 
@@ -148,7 +148,7 @@ class Gates:
 
     async def open(self, number: int) -> None:
         self.futures.setdefault(number, asyncio.get_running_loop().create_future()).set_result(number)
-        await settle()
+        await run_ready()
 
 
 async def test_a_request_that_does_not_overlap_keeps_the_next_one_waiting() -> None:
@@ -156,7 +156,7 @@ async def test_a_request_that_does_not_overlap_keeps_the_next_one_waiting() -> N
     rig = Rig(make_api(gates.handle))
     for number in (1, 2, 3):
         rig.send(number, body=bytes([number]))
-    await settle()
+    await run_ready()
     assert gates.started == [1]
     await gates.open(1)
     assert gates.started == [1, 2]
@@ -168,7 +168,7 @@ async def test_overlapping_requests_start_at_once_and_answer_in_order() -> None:
     rig = Rig(make_api(gates.handle, overlaps=True))
     for number in (1, 2, 3):
         rig.send(number, body=bytes([number]))
-    await settle()
+    await run_ready()
     assert gates.started == [1, 2, 3]
     await gates.open(3)
     await gates.open(2)
@@ -183,7 +183,7 @@ async def test_a_plain_handler_behind_a_waiting_one_answers_in_its_turn() -> Non
     rig = Rig(make_api(gates.handle, overlaps=True), quick)
     rig.send(1, body=b"\x01")
     rig.send(2, key=ApiKey.METADATA)
-    await settle()
+    await run_ready()
     assert rig.answers == []
     await gates.open(1)
     assert rig.answers == [(1, 1), (2, 9)]
@@ -240,7 +240,7 @@ async def test_an_api_error_is_answered_in_place() -> None:
 
     rig = Rig(make_api(refused))
     rig.send(1)
-    await settle()
+    await run_ready()
     assert rig.error_answer(HeartbeatResponse) == (1, ErrorCode.GROUP_ID_NOT_FOUND)
 
 
@@ -261,7 +261,7 @@ async def test_waiting_requests_are_bounded() -> None:
     rig = Rig(make_api(gates.handle))
     for number in range(MAX_WAITING_REQUESTS + 2):
         rig.send(number, body=bytes([number % 256]))
-    await settle()
+    await run_ready()
     assert not rig.transport.reading
 
 
@@ -270,7 +270,7 @@ async def test_overlapping_replies_are_bounded() -> None:
     rig = Rig(make_api(gates.handle, overlaps=True))
     for number in range(MAX_OVERLAPPING_REPLIES + 10):
         rig.send(number, body=bytes([number % 256]))
-    await settle()
+    await run_ready()
     assert len(gates.started) == MAX_OVERLAPPING_REPLIES
 
 
@@ -279,7 +279,7 @@ async def test_the_memory_budget_stops_reading_and_lets_go_on_in_order() -> None
     rig = Rig(make_api(gates.handle), budget_bytes=100)
     rig.send(1, body=b"\x01" + bytes(200))
     assert not rig.transport.reading
-    await settle()
+    await run_ready()
     await gates.open(1)
     assert rig.budget.used_bytes == 0
     assert rig.transport.reading
@@ -368,7 +368,7 @@ async def test_an_answer_that_waits_for_its_turn_counts_and_only_the_one_it_wait
     rig = Rig(make_large(handle, overlaps=True))
     for number in (1, 2, 3):
         rig.send(number, body=bytes([number]))
-    await settle()
+    await run_ready()
     room = rig.connection.answer_room
     assert room(contexts[3]) > 0
     await gates.open(2)
@@ -393,10 +393,10 @@ async def test_what_a_handler_reserved_counts_until_its_answer_does() -> None:
     rig = Rig(make_large(handle))
     rig.transport.peer_reads = False
     rig.send(1)
-    await settle()
+    await run_ready()
     assert rig.room.used_bytes == 3 * LARGE_BYTES
     gate.set_result(1)
-    await settle()
+    await run_ready()
     assert rig.room.used_bytes == LARGE_BYTES
     rig.transport.let_peer_read()
     assert rig.room.used_bytes == rig.budget.used_bytes == 0
@@ -413,13 +413,13 @@ async def test_a_lost_connection_gives_back_reserved_ready_and_unsent_answers() 
     rig.transport.peer_reads = False
     for number in (1, 2, 3, 4):
         rig.send(number, body=bytes([number]))
-    await settle()
+    await run_ready()
     await gates.open(1)
     await gates.open(3)
     assert rig.room.used_bytes == 2 * LARGE_BYTES + 2 * 10
     assert rig.room.holders == {rig.connection}
     rig.connection.connection_lost(None)
-    await settle()
+    await run_ready()
     assert rig.room.used_bytes == rig.budget.used_bytes == rig.budget.serving_bytes == 0
     assert not rig.room.holders
 
@@ -432,7 +432,7 @@ async def test_a_connection_begins_a_few_requests_and_then_lets_others() -> None
     assert not rig.transport.reading
     while len(begun) < 40:
         await asyncio.sleep(0)
-    await settle()
+    await run_ready()
     assert [number for number, _ in rig.answers] == list(range(40))
     assert rig.transport.reading
 
@@ -442,10 +442,10 @@ async def test_answers_that_become_ready_together_leave_together() -> None:
     rig = Rig(make_api(gates.handle, overlaps=True))
     for number in (1, 2, 3):
         rig.send(number, body=bytes([number]))
-    await settle()
+    await run_ready()
     for number in (1, 2, 3):
         gates.futures[number].set_result(number)
-    await settle()
+    await run_ready()
     assert rig.answers == [(1, 1), (2, 2), (3, 3)]
     assert rig.transport.writes == 1
 
@@ -454,7 +454,7 @@ async def test_answers_before_a_bad_frame_still_leave() -> None:
     gates = Gates()
     rig = Rig(make_api(gates.handle))
     receive(rig.connection, request(1, body=b"\x01") + request(2, body=b"\x02") + struct.pack(">i", -1))
-    await settle()
+    await run_ready()
     await gates.open(1)
     await gates.open(2)
     assert rig.answers == [(1, 1), (2, 2)]
@@ -482,9 +482,9 @@ async def test_a_lost_connection_cancels_its_work_and_gives_everything_back() ->
     rig.send(1, body=b"\x01")
     rig.send(2, body=b"\x02")
     receive(rig.connection, struct.pack(">i", 5000) + b"half")
-    await settle()
+    await run_ready()
     rig.connection.connection_lost(None)
-    await settle()
+    await run_ready()
     assert gates.futures[1].cancelled()
     assert rig.budget.used_bytes == 0
     assert rig.budget.serving_bytes == 0
@@ -507,11 +507,11 @@ async def test_what_was_asked_for_is_told_however_it_ends() -> None:
     rig = Rig(make_api(handle, overlaps=True, needs=judged(rights)), audit=audit)
     for number in (1, 2):
         rig.send(number, body=bytes([number]))
-    await settle()
+    await run_ready()
     assert not outbox, "not before it is answered"
     await gates.open(1)
     rig.connection.connection_lost(None)
-    await settle()
+    await run_ready()
     told = [json.loads(line.data)["resources"][0]["name"] for line in outbox.take(10, 10_000)]
     assert told == ["group-1", "group-2"]
 
@@ -528,7 +528,7 @@ async def test_draining_answers_what_has_begun_and_begins_nothing() -> None:
     rig = Rig(make_api(gates.handle))
     rig.send(1, body=b"\x01")
     rig.send(2, body=b"\x02")
-    await settle()
+    await run_ready()
     rig.connection.drain()
     assert not rig.transport.closed
     await gates.open(1)
@@ -562,7 +562,7 @@ async def test_a_handler_that_forgets_to_judge_is_caught() -> None:
     for handler in (lambda _context, _body: 1, later, with_promise, lambda _context, _body: None):
         rig = Ruled(make_api(handler, needs=judged(READ_GROUP)))
         rig.send(1)
-        await settle()
+        await run_ready()
         assert rig.error_answer(HeartbeatResponse) == (1, ErrorCode.UNKNOWN_SERVER_ERROR)
 
 

@@ -41,7 +41,7 @@ from support.raw import RawClient, batch, produce_request
 from support.streams import receive
 from support.transports import FakeTransport
 from support.up import wait_for
-from unit.server.test_connection import Rig, make_api, request, settle
+from unit.server.test_connection import Rig, make_api, request, run_ready
 
 PRODUCE, CONSUME, TIME = "producer_byte_rate", "consumer_byte_rate", "request_percentage"
 
@@ -117,7 +117,7 @@ async def test_a_pipelining_producer_is_stopped_before_its_answer_is_ready() -> 
     assert len(begun) == 2 and not rig.transport.reading
     begun[0].keep(appended(None, b""))  # type: ignore[arg-type]
     begun[1].keep(appended(None, b""))  # type: ignore[arg-type]
-    await settle()
+    await run_ready()
     assert rig.throttles(ProduceResponse, 3) == [0, 2000], "answers leave while it is quiet"
     rig.clock.advance(2.0)
     assert len(begun) == 3
@@ -142,10 +142,10 @@ async def test_time_is_counted_for_every_request_and_not_while_it_waits() -> Non
 
     rig = Metered(heartbeats(slow), request_percentage=5.0)
     rig.ask(1, ApiKey.HEARTBEAT)
-    await settle()
+    await run_ready()
     rig.clock.advance(100.0)
     gate.set()
-    await settle()
+    await run_ready()
     assert rig.throttles(HeartbeatResponse, 2) == [1000], "0.6 s in ten are 6 percent: capped at one window"
     assert not rig.transport.reading
     rig.clock.advance(1.0)
@@ -362,10 +362,10 @@ class Arriving:
 
     def __init__(self, clock: ManualClock, arrivals: Arrivals) -> None:
         self.clock = clock
-        self.settled: list[Arrival] = []
+        self.over: list[Arrival] = []
         self.rig: Rig | None = None
         self.transport = FakeTransport()
-        self.arrival = Arrival(arrivals, "PLAINTEXT", self._enter, self.settled.append, Refusals(arrivals.clock))
+        self.arrival = Arrival(arrivals, "PLAINTEXT", self._enter, self.over.append, Refusals(arrivals.clock))
         self.transport.protocol = self.arrival
         self.arrival.connection_made(cast(asyncio.BaseTransport, self.transport))
         clock.advance(0.0)
@@ -392,7 +392,7 @@ async def test_a_socket_that_came_too_fast_is_not_read_and_closed_after_a_moment
     clock.advance(0.2)
     assert transport.aborted and arriving_one.rig is None
     arriving_one.arrival.connection_lost(None)
-    assert "0 waiting" in repr(arrivals) and arriving_one.settled == [arriving_one.arrival]
+    assert "0 waiting" in repr(arrivals) and arriving_one.over == [arriving_one.arrival]
 
 
 async def test_a_socket_whose_turn_comes_later_is_served_then_with_what_it_said_before() -> None:

@@ -86,7 +86,7 @@ class Rig:
         self.line = HandshakeLine()
         self.refusals = Refusals(self.clock)
         self.above = Above(room_bytes)
-        self.settled: list[TlsTransport] = []
+        self.handshakes_over: list[TlsTransport] = []
         self.transport = TlsTransport(
             context=lambda: self.context,
             connect=lambda: self.above,
@@ -94,7 +94,7 @@ class Rig:
             line=self.line,
             clock=self.clock,
             refusals=self.refusals,
-            on_settled=self.settled.append,
+            on_handshake_over=self.handshakes_over.append,
         )
         self.socket = FakeTransport()
         self.socket.protocol = self.transport
@@ -124,7 +124,7 @@ class Rig:
             except ssl.SSLWantReadError:
                 pass
             self.exchange()
-            await settle()
+            await run_ready()
 
     def receive(self) -> bytes:
         """All that the broker has sent and the client can read."""
@@ -142,7 +142,7 @@ class Rig:
         self.exchange()
 
 
-async def settle() -> None:
+async def run_ready() -> None:
     for _ in range(3):
         await asyncio.sleep(0)
 
@@ -160,7 +160,7 @@ async def opened(rig: Rig) -> Rig:
 
 async def test_bytes_go_both_ways(rig: Rig) -> None:
     await opened(rig)
-    assert rig.settled == [rig.transport]
+    assert rig.handshakes_over == [rig.transport]
     rig.send(b"question")
     assert rig.above.received == b"question"
     rig.transport.writelines([b"an", b"", memoryview(b"swer")])
@@ -192,11 +192,11 @@ async def test_what_came_with_the_last_handshake_message_is_not_lost(rig: Rig) -
             rig.client.do_handshake()
         except ssl.SSLWantReadError:
             rig.exchange()
-            await settle()
+            await run_ready()
             rig.exchange()
     rig.client.write(b"at once")
     rig.exchange()
-    await settle()
+    await run_ready()
     assert rig.above.received == b"at once"
 
 
@@ -215,7 +215,7 @@ def test_who_fails_all_the_time_does_not_fill_the_log(pki: Pki, caplog: pytest.L
             line=rig.line,
             clock=rig.clock,
             refusals=rig.refusals,
-            on_settled=rig.settled.append,
+            on_handshake_over=rig.handshakes_over.append,
         )
         again.connection_made(cast(Any, FakeTransport()))
         again.get_buffer(-1)[:1] = b"\0"
@@ -236,7 +236,7 @@ def test_who_does_not_speak_tls_is_closed_without_a_word(rig: Rig, data: bytes) 
 
 async def test_a_failed_handshake_ends_with_an_alert(rig: Rig) -> None:
     rig.arrive(b"\x16\x03\x01\x00\x04nope")
-    await settle()
+    await run_ready()
     assert rig.socket.closed
     assert rig.socket.written[:1] == b"\x15"
     assert rig.above.events == []
@@ -244,7 +244,7 @@ async def test_a_failed_handshake_ends_with_an_alert(rig: Rig) -> None:
 
 async def test_a_handshake_has_a_time_limit(rig: Rig) -> None:
     rig.arrive(b"\x16\x03")
-    await settle()
+    await run_ready()
     rig.clock.advance(HANDSHAKE_TIMEOUT_S - 0.01)
     assert not rig.socket.closed
     rig.clock.advance(0.02)
@@ -268,7 +268,7 @@ async def test_a_handshake_counts_as_a_connection(pki: Pki) -> None:
         line=rig.line,
         clock=rig.clock,
         refusals=rig.refusals,
-        on_settled=rig.settled.append,
+        on_handshake_over=rig.handshakes_over.append,
     )
     late.connection_made(cast(Any, other))
     assert other.aborted
@@ -276,7 +276,7 @@ async def test_a_handshake_counts_as_a_connection(pki: Pki) -> None:
     assert rig.limits.count == 1
     rig.transport.connection_lost(None)
     assert rig.limits.count == 0
-    assert rig.settled == [late, rig.transport]
+    assert rig.handshakes_over == [late, rig.transport]
     assert rig.above.events == []
 
 
@@ -316,11 +316,11 @@ async def test_a_step_that_fails_does_not_stop_the_line() -> None:
     line.join(lambda: done[0])  # type: ignore[arg-type,return-value]
     for name in ("second", "third", "fourth"):
         line.join(partial(done.append, name))
-    await settle()
+    await run_ready()
     assert done == ["second", "third", "fourth"]
     assert isinstance(told[0]["exception"], IndexError)
     line.join(partial(done.append, "later"))
-    await settle()
+    await run_ready()
     assert done[-1] == "later"
 
 
@@ -331,14 +331,14 @@ async def test_nothing_is_read_from_whoever_waits_for_its_turn(rig: Rig) -> None
         pass
     rig.exchange()
     assert not rig.socket.reading
-    await settle()
+    await run_ready()
     assert rig.socket.reading
 
 
 async def test_a_connection_that_is_lost_in_line(rig: Rig) -> None:
     rig.arrive(b"\x16\x03")
     rig.transport.connection_lost(None)
-    await settle()
+    await run_ready()
     assert rig.above.events == []
 
 
@@ -385,7 +385,7 @@ async def test_one_connection_does_not_keep_the_loop(rig: Rig) -> None:
     assert rig.transport.get_write_buffer_size() == len(answer) - PIECES_PER_TURN * PIECE_BYTES
     more = b"and more"
     rig.transport.write(more)
-    await settle()
+    await run_ready()
     assert rig.receive() == answer + more
 
 
@@ -419,7 +419,7 @@ async def test_a_connection_that_does_not_want_to_read(rig: Rig) -> None:
     rig.transport.resume_reading()
     assert rig.socket.reading
     assert rig.above.received == b""  # not inside the call
-    await settle()
+    await run_ready()
     assert rig.above.received == b"held back"
 
 
@@ -441,7 +441,7 @@ class Renegotiating:
         with pytest.raises(ssl.SSLWantReadError):
             self._rig.client.do_handshake()
         self._rig.arrive(self._rig._outgoing.read())
-        await settle()
+        await run_ready()
         server_random = bytes(self._rig.socket.written[11:43])
         await opened(self._rig)
         (line,) = (each for each in self._secrets.read_text().splitlines() if each.startswith("CLIENT_RANDOM"))
@@ -506,7 +506,7 @@ async def test_a_flood_of_records_that_carry_nothing(rig: Rig, pki: Pki, tmp_pat
     if held_back:
         assert rig.socket.written == b""
         rig.transport.resume_reading()
-        await settle()
+        await run_ready()
     assert rig.socket.aborted
     assert len(rig.socket.written) <= (MAX_EMPTY_RECORDS + RECORDS_AT_ONCE) * ANSWER_BYTES
 
@@ -541,7 +541,7 @@ async def test_small_records_that_are_not_wanted_at_first(rig: Rig) -> None:
     assert taken == [RECORDS_AT_ONCE]
     while len(rig.above.received) < len(data):
         rig.transport.resume_reading()
-        await settle()
+        await run_ready()
     assert rig.above.received == data
     assert taken == [RECORDS_AT_ONCE] * (len(data) // RECORDS_AT_ONCE)
 
@@ -619,7 +619,7 @@ async def test_garbage_in_the_middle_of_an_answer(rig: Rig, caplog: pytest.LogCa
     rig.transport.write(bytes(2 * PIECES_PER_TURN * PIECE_BYTES))
     rig.arrive(b"\x17\x03\x03\x00\x20" + bytes(32))
     assert rig.socket.aborted
-    await settle()
+    await run_ready()
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
@@ -632,7 +632,7 @@ async def test_a_lost_connection_is_told_once_and_forgotten(rig: Rig) -> None:
     rig.transport.close()
     rig.transport.abort()
     rig.transport.resume_reading()
-    await settle()
+    await run_ready()
     assert rig.above.events == ["made", "lost"]
 
 

@@ -350,7 +350,7 @@ class TestFailures:
         dirs.close()
         (root / "b" / "topic-0").mkdir()
         dirs = open_dirs(root / "a", root / "b")
-        dirs.settle_twins(lambda _: None)
+        dirs.choose_between_twins(lambda _: None)
         log = dirs.get(TopicPartition("topic", 0))
         assert log is not None and log.end_offset == 1, "the first one counts where nobody knows better"
         dirs.abandon()

@@ -365,7 +365,7 @@ async def test_of_two_that_were_both_used_the_one_counts_that_the_cluster_names(
     disks.dirs = disks.open(Files(sync=False))
     assert disks.names() == {"a/topic-0", "b/topic-0"}
     ids = {directory.path.name: directory.directory_id for directory in disks.dirs.directories}
-    disks.dirs.settle_twins(lambda _: ids[counts])
+    disks.dirs.choose_between_twins(lambda _: ids[counts])
     assert state_of(disks.dirs.get(TP)) == (used if counts == "a" else copied)
     other = {"a": "b", "b": "a"}[counts]
     assert f"{counts}/topic-0" in disks.names() and f"{other}/topic-0" not in disks.names()

@@ -13,7 +13,7 @@ from millrace.errors import ApiError, ErrorCode
 from millrace.replication.state_topic import java_hash
 from millrace.transactions.settings import TransactionSettings
 from millrace.transactions.state import Producer, TransactionState
-from support.transactions import A, B, Bench, settle
+from support.transactions import A, B, Bench, run_ready
 
 S = TransactionState
 
@@ -37,7 +37,7 @@ async def test_a_transaction_from_its_beginning_to_its_end(bench: Bench) -> None
     assert bench.states()["x"].state is S.ONGOING
     after = await bench.coordinator.end("x", me, commits=True, version=2)
     assert after == Producer(me.producer_id, me.epoch + 1)
-    await settle()
+    await run_ready()
     assert bench.states()["x"].state is S.COMPLETE_COMMIT
     ((marker, partitions),) = bench.markers.sent
     assert partitions == {A, B}
@@ -49,7 +49,7 @@ async def test_the_end_is_answered_before_the_markers_and_the_next_transaction_w
     me = await bench.begin("x", A)
     bench.markers.open.clear()
     me = await bench.coordinator.end("x", me, commits=False, version=2)
-    await settle()
+    await run_ready()
     assert bench.states()["x"].state is S.PREPARE_ABORT
     adding = lambda: bench.coordinator.add_partitions("x", me, [B], version=2)  # noqa: E731
     assert await refusal(adding()) is ErrorCode.CONCURRENT_TRANSACTIONS
@@ -67,27 +67,27 @@ async def test_nothing_is_answered_or_seen_before_it_is_durable() -> None:
     bench = Bench(commit_at_once=False)
     await bench.lead()
     begun = asyncio.ensure_future(bench.coordinator.init_producer_id("x", 60_000))
-    await settle()
+    await run_ready()
     assert not begun.done() and bench.states() == {}
     assert await refusal(bench.coordinator.init_producer_id("x", 60_000)) is ErrorCode.CONCURRENT_TRANSACTIONS
     bench.fake[0].commit()
     me = await begun
     adding = asyncio.ensure_future(bench.coordinator.add_partitions("x", me, [A], version=2))
-    await settle()
+    await run_ready()
     assert bench.coordinator.verify("x", me, [A]) == {A: ErrorCode.TRANSACTION_ABORTABLE}
     bench.fake[0].commit()
     await adding
     assert bench.coordinator.verify("x", me, [A]) == {A: ErrorCode.NONE}
     ending = asyncio.ensure_future(bench.coordinator.end("x", me, commits=True, version=2))
-    await settle()
+    await run_ready()
     assert not ending.done() and bench.markers.sent == []
     bench.fake[0].commit()
     await ending
-    await settle()
+    await run_ready()
     assert len(bench.markers.written) == 1
     assert bench.states()["x"].state is S.PREPARE_COMMIT  # the completion is in the log, and not durable
     bench.fake[0].commit()
-    await settle()
+    await run_ready()
     assert bench.states()["x"].state is S.COMPLETE_COMMIT
     await bench.coordinator.stop()
 
@@ -98,9 +98,9 @@ async def test_two_brokers_that_add_partitions_take_turns() -> None:
     me = await bench.begin("x")
     bench.fake[0].commit_at_once = False
     adding = [asyncio.ensure_future(bench.coordinator.add_partitions("x", me, [each], version=2)) for each in (A, B)]
-    await settle()
+    await run_ready()
     bench.fake[0].commit()
-    await settle()
+    await run_ready()
     assert [each.done() for each in adding] == [True, False]
     bench.fake[0].commit()
     await asyncio.gather(*adding)
@@ -115,7 +115,7 @@ async def test_a_write_that_takes_too_long_takes_effect_all_the_same() -> None:
     await bench.advance(5)
     assert await refusal(_wait(begun)) is ErrorCode.COORDINATOR_NOT_AVAILABLE
     bench.fake[0].commit()
-    await settle()
+    await run_ready()
     assert bench.states()["x"].producer == Producer(1000, 0)
     await bench.coordinator.stop()
 
@@ -134,7 +134,7 @@ async def test_refused_appends_change_nothing_and_a_completion_is_tried_again(be
     bench.fake[0].refuse = None
     bench.markers.open.clear()
     await bench.coordinator.end("x", me, commits=True, version=2)
-    await settle()
+    await run_ready()
     bench.fake[0].refuse = ErrorCode.NOT_ENOUGH_REPLICAS
     bench.markers.open.set()
     await bench.advance(1)
@@ -155,7 +155,7 @@ async def test_a_fault_on_the_way_to_the_partitions_is_told_and_the_markers_are_
     with monkeypatch.context() as patch:
         patch.setattr(bench.markers, "send", fail)
         await bench.coordinator.end("x", me, commits=True, version=2)
-        await settle()
+        await run_ready()
     assert "a fault of ours" in caplog.text
     assert bench.states()["x"].state is S.PREPARE_COMMIT
     await bench.advance(1)
@@ -166,7 +166,7 @@ async def test_a_lost_partition_answers_no_more(bench: Bench) -> None:
     me = await bench.begin("x", A)
     bench.fake[0].commit_at_once = False
     ending = asyncio.ensure_future(bench.coordinator.end("x", me, commits=True, version=2))
-    await settle()
+    await run_ready()
     bench.coordinator.partition_lost(0)
     assert await refusal(_wait(ending)) is ErrorCode.NOT_COORDINATOR
     for work in (
@@ -193,7 +193,7 @@ async def test_a_producer_id_that_comes_after_the_leadership_has_gone_and_come_b
     coming = asyncio.get_running_loop().create_future()
     bench.coordinator._new_producer_id = lambda: _wait(coming)
     begun = asyncio.ensure_future(bench.coordinator.init_producer_id("x", 60_000))
-    await settle()
+    await run_ready()
     bench.fake[0].leader_epoch += 1
     coming.set_result(7)
     assert await refusal(_wait(begun)) is ErrorCode.NOT_COORDINATOR
@@ -225,18 +225,18 @@ async def test_what_is_refused_at_once(bench: Bench) -> None:
     assert unknown.value.code is ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
 
 
-# ------------------------------------------------------------------------------------------------------------ failover
+# --- failover ---------------------------------------------------------------------------------------------------------
 
 
 async def test_a_new_coordinator_tells_the_partitions_what_the_old_one_decided(bench: Bench) -> None:
     me = await bench.begin("x", A, B)
     bench.markers.open.clear()
     after = await bench.coordinator.end("x", me, commits=True, version=2)
-    await settle()
+    await run_ready()
     await bench.fail_over()
     assert bench.states()["x"].state is S.PREPARE_COMMIT
     bench.markers.open.set()
-    await settle()
+    await run_ready()
     assert bench.states()["x"].state is S.COMPLETE_COMMIT
     assert {partition for _, partition in bench.markers.written} == {A, B}
     first, second = (marker for marker, _ in bench.markers.sent)
@@ -267,10 +267,10 @@ async def test_a_failover_after_every_step(version: int) -> None:
         await stumble()
         bench.markers.open.clear()
         after = await bench.coordinator.end("x", me, commits=True, version=version)
-        await settle()
+        await run_ready()
         await stumble()
         bench.markers.open.set()
-        await settle()
+        await run_ready()
         await stumble()
         repeated = await bench.coordinator.end("x", me, commits=True, version=version)
         assert repeated == after
@@ -284,7 +284,7 @@ async def test_a_failover_after_every_step(version: int) -> None:
 async def test_who_repeats_initproducerid_after_a_failover_is_not_fenced(bench: Bench) -> None:
     me = await bench.begin("x", A)
     me = await bench.coordinator.end("x", me, commits=True, version=2)
-    await settle()
+    await run_ready()
     bumped = await bench.coordinator.init_producer_id("x", 60_000, me)
     await bench.fail_over()
     assert await bench.coordinator.init_producer_id("x", 60_000, me) == bumped
@@ -299,10 +299,10 @@ async def test_epochs_that_are_used_up_through_a_failover() -> None:
         await bench.coordinator.add_partitions("x", me, [A], version=2)
         bench.markers.open.clear()
         after = await bench.coordinator.end("x", me, commits=True, version=2)
-        await settle()
+        await run_ready()
         await bench.fail_over()
         bench.markers.open.set()
-        await settle()
+        await run_ready()
         assert await bench.coordinator.end("x", me, commits=True, version=2) == after
         me = after
         seen.append(me)
@@ -331,7 +331,7 @@ async def test_each_id_has_its_partition() -> None:
     await bench.coordinator.stop()
 
 
-# --------------------------------------------------------------------------------------------------------- out of time
+# --- out of time ------------------------------------------------------------------------------------------------------
 
 
 async def test_a_transaction_out_of_time_is_aborted_and_its_producer_fenced(bench: Bench) -> None:
@@ -350,7 +350,7 @@ async def test_each_transaction_has_its_own_time(bench: Bench) -> None:
     me = await bench.begin("x", A)
     await bench.advance(55)
     me = await bench.coordinator.end("x", me, commits=True, version=2)
-    await settle()
+    await run_ready()
     await bench.coordinator.add_partitions("x", me, [A], version=2)
     await bench.advance(55)
     assert bench.states()["x"].state is S.ONGOING

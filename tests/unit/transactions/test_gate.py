@@ -16,7 +16,7 @@ from millrace.transactions.settings import GateSettings
 from millrace.transactions.state import Producer
 from millrace.wire.codec import decode, encode
 from millrace.wire.messages.transactions import AddPartitionsToTxnRequest, AddPartitionsToTxnResponse
-from support.transactions import A, B, Bench, settle
+from support.transactions import A, B, Bench, run_ready
 
 HERE, THERE = 1, 2
 OK = ErrorCode.NONE
@@ -127,7 +127,7 @@ async def test_a_write_that_waits_for_others_is_waited_for_and_not_repeated(worl
     records = world.bench.fake[0].log.end_offset
     assert not world.gate.adds_at_once("x", *me, [A])
     admitted = world.admit("x", me, A)
-    await settle()
+    await run_ready()
     assert not admitted.done()
     world.bench.fake[0].commit()
     assert await admitted == {A: OK}
@@ -151,9 +151,9 @@ async def test_a_quick_producer_waits_for_the_end_of_its_last_transaction(world:
     me = await world.bench.begin("x", A)
     world.bench.markers.open.clear()
     me = await world.bench.coordinator.end("x", me, commits=True, version=2)
-    await settle()
+    await run_ready()
     admitted = world.admit("x", me, A)
-    await settle()
+    await run_ready()
     assert not admitted.done()
     world.bench.markers.open.set()
     assert await admitted == {A: OK}  # the clock has not moved
@@ -168,10 +168,10 @@ async def test_a_coordinator_elsewhere_gets_what_came_together(world: World) -> 
     world.leader = THERE
     world.open.clear()
     first = world.admit("x")
-    await settle()
+    await run_ready()
     others = [world.admit("x", Producer(7, 0), B), world.admit("x", Producer(7, 0), A, B), world.admit("y", add=False)]
     another = world.admit("x", Producer(7, 1))
-    await settle()
+    await run_ready()
     assert len(world.requests) == 1
     world.open.set()
     assert await first == {A: OK}
@@ -236,9 +236,9 @@ async def test_stopping_ends_what_waits(world: World) -> None:
     world.leader = THERE
     world.open.clear()
     waiting = [world.admit("x"), world.admit("y")]
-    await settle()
+    await run_ready()
     waiting.append(world.admit("z"))
-    await settle()
+    await run_ready()
     await world.gate.stop()
     for each in waiting:
         assert await refusal(each) is ErrorCode.NETWORK_EXCEPTION

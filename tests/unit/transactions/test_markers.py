@@ -15,7 +15,7 @@ from millrace.model import TopicPartition
 from millrace.transactions.markers import MarkerSender, Outcome, TransactionMarker
 from millrace.wire.codec import decode, encode
 from millrace.wire.messages.transactions import WriteTxnMarkersRequest, WriteTxnMarkersResponse
-from support.transactions import A, B, C, settle
+from support.transactions import A, B, C, run_ready
 
 HERE, THERE, ELSEWHERE = 1, 2, 3
 MARKER = TransactionMarker(7, 3, 11, commits=True, transaction_version=2)
@@ -93,7 +93,7 @@ class World:
 
     async def patiently(self, work: asyncio.Future[None], seconds: float = 10) -> None:
         for _ in range(round(seconds * 20)):
-            await settle()
+            await run_ready()
             if work.done():
                 break
             self.clock.advance(0.05)
@@ -126,9 +126,9 @@ async def test_nothing_to_tell(world: World) -> None:
 async def test_what_comes_together_goes_together(world: World) -> None:
     world.open.clear()
     sent = [world.send(marker_of(0), B)]
-    await settle()
+    await run_ready()
     sent += [world.send(marker_of(each), B, C) for each in range(1, 9)]
-    await settle()
+    await run_ready()
     assert len(world.requests) == 1  # one at a time
     world.open.set()
     await asyncio.gather(*sent)
@@ -166,7 +166,7 @@ async def test_a_failure_nobody_thought_of_does_not_end_it(world: World) -> None
 async def test_leaders_are_followed(world: World) -> None:
     world.leaders[A] = world.leaders[B] = -1
     work = world.send()
-    await settle()
+    await run_ready()
     assert [each for _, _, each in world.marked] == [C]  # which waits for nobody
     world.leaders[A], world.leaders[B] = ELSEWHERE, HERE
     await world.patiently(work)
@@ -179,7 +179,7 @@ async def test_deleted_topics_are_told_nothing(world: World) -> None:
     assert world.marked == [(THERE, MARKER, B)]
     world.leaders[gone] = -1
     work = world.send(MARKER, gone)
-    await settle()
+    await run_ready()
     assert not work.done()
     del world.leaders[gone]
     await world.patiently(work)
@@ -194,23 +194,23 @@ async def test_a_partition_that_has_moved_on_is_done(world: World) -> None:
 async def test_who_coordinates_no_more_sends_no_more(world: World) -> None:
     world.open.clear()
     first = world.send(marker_of(0), B)
-    await settle()
+    await run_ready()
     second = world.send(marker_of(1), B)
-    await settle()
+    await run_ready()
     second.cancel()
-    await settle()
+    await run_ready()
     world.open.set()
     await first
-    await settle()
+    await run_ready()
     assert [request.markers[0].producer_id for _, request in world.requests] == [0]
 
 
 async def test_stopping_ends_what_waits(world: World) -> None:
     world.open.clear()
     work = [world.send(MARKER, B)]
-    await settle()
+    await run_ready()
     work.append(world.send(marker_of(1), B))
-    await settle()
+    await run_ready()
     await world.sender.stop()
     for each in work:
         with pytest.raises(asyncio.CancelledError):

@@ -50,7 +50,7 @@ _FIRST_WINDOW: Final = 1_000
 """With a filter, of which nobody knows how much it lets through."""
 _MAX_WINDOW: Final = 100_000
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class State(StrEnum):
@@ -182,7 +182,7 @@ class Scan:
         except MillraceError as error:
             state, reason = State.FAILED, str(error)
         except Exception:
-            log.exception("a scan of %s broke off", self.request.topic)
+            logger.exception("a scan of %s broke off", self.request.topic)
             raise
         finally:
             self._client.close()

@@ -33,7 +33,7 @@ _MOST_OFFSETS: Final = 50_000
 """What is read of a partition at a time; before that much from its end is passed over."""
 _PAUSE_S: Final = 0.5
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class Tail:
         except MillraceError as error:
             self.state = replace(self.state, over=True, following=False, error=str(error))
         except Exception:
-            log.exception("the tail of %s broke off", self.request.topic)
+            logger.exception("the tail of %s broke off", self.request.topic)
             self.state = replace(self.state, over=True, following=False, error="it broke off: see the console's log")
             raise
         finally:

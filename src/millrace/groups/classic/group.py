@@ -129,8 +129,8 @@ class ClassicGroup:
 
     def __repr__(self) -> str:
         return (
-            f"<group {self.group_id!r} {self.state.value} generation {self.generation}, {len(self.members)} members, "
-            f"{len(self.pending_join)} pending>"
+            f"ClassicGroup({self.group_id!r} {self.state.value} generation {self.generation}, "
+            f"{len(self.members)} members, {len(self.pending_join)} pending)"
         )
 
     # Queries

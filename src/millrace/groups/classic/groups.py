@@ -39,7 +39,7 @@ from millrace.groups.settings import GroupSettings
 from millrace.groups.timers import CancelTimer, GroupTimers, SetTimer, TimerKey, TimerKind
 from millrace.replication.state_topic import Entry
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class Host(Protocol):
@@ -72,7 +72,7 @@ class ClassicGroups:
         self._next_ticket = 0
 
     def __repr__(self) -> str:
-        return f"<{len(self.groups)} classic groups>"
+        return f"ClassicGroups({len(self.groups)})"
 
     def __contains__(self, group_id: object) -> bool:
         return group_id in self.groups
@@ -274,7 +274,7 @@ class ClassicGroups:
         except ApiError as error:
             # NOT_COORDINATOR means that the partition has left: whoever leads it now decides what the group is.
             if error.code is not ErrorCode.NOT_COORDINATOR and self._host.is_active:
-                log.warning("the record of %r was not written: %s", group, error.code.name)
+                logger.warning("the record of %r was not written: %s", group, error.code.name)
             self._stored(group, token, error.code)
 
     def _stored(self, group: ClassicGroup, token: int | None, error: ErrorCode) -> None:

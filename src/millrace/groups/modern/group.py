@@ -105,8 +105,7 @@ class ModernGroup:
 
     def __repr__(self) -> str:
         return (
-            f"<consumer group {self.group_id!r} {self.state.value} epoch {self.epoch.epoch}, "
-            f"{len(self.members)} members>"
+            f"ModernGroup({self.group_id!r} {self.state.value} epoch {self.epoch.epoch}, {len(self.members)} members)"
         )
 
     # Queries

@@ -40,14 +40,14 @@ from millrace.groups.settings import GroupSettings, GroupTimes
 from millrace.groups.step_log import RETRY_MS, LogHost, append_step, set_timers
 from millrace.groups.timers import GroupTimers, TimerKey
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What the coordinator lends to its shards."""
+class GroupDependencies:
+    """What the coordinator gives its shards to ask: the cluster's image, and the times that a group's settings name."""
 
     image: Callable[[], ClusterImage] = ClusterImage
     times: Callable[[str], GroupTimes] = lambda _group_id: GroupTimes()
@@ -74,18 +74,18 @@ class ModernGroups:
         classic: ClassicGroups,
         *,
         settings: GroupSettings,
-        surroundings: Surroundings,
+        dependencies: GroupDependencies,
         timers: GroupTimers,
     ) -> None:
         self.groups: dict[str, ModernGroup] = {}
         self._host = host
         self._classic = classic
         self._settings = settings
-        self._surroundings = surroundings
+        self._dependencies = dependencies
         self._timers = timers
 
     def __repr__(self) -> str:
-        return f"<{len(self.groups)} consumer groups>"
+        return f"ModernGroups({len(self.groups)})"
 
     def __contains__(self, group_id: object) -> bool:
         return group_id in self.groups
@@ -119,7 +119,7 @@ class ModernGroups:
         try:
             self._decide(group, lambda step: protocol.timer_fired(step, key))
         except ApiError as error:
-            log.warning("member %s of %r is not removed yet: %s", key.member_id, group, error)
+            logger.warning("member %s of %r is not removed yet: %s", key.member_id, group, error)
             self._timers.set((group_id, key), RETRY_MS)
 
     # Members
@@ -160,7 +160,7 @@ class ModernGroups:
         self.groups[group_id] = step.group
         set_timers(self._timers, group_id, step.timers)
         if old is not None and old.members:
-            log.info("a classic group of %d members has become %r", len(old.members), step.group)
+            logger.info("a classic group of %d members has become %r", len(old.members), step.group)
         return result, done
 
     # Classic members
@@ -236,10 +236,10 @@ class ModernGroups:
     # Inside
 
     def _step(self, group: ModernGroup) -> Step:
-        surroundings = self._surroundings
+        dependencies = self._dependencies
         return Step(
             group,
-            Environment(surroundings.image(), self._settings, surroundings.times(group.group_id), self._host.now_ms()),
+            Environment(dependencies.image(), self._settings, dependencies.times(group.group_id), self._host.now_ms()),
         )
 
     def _decide(self, group: ModernGroup, decide: Callable[[Step], R]) -> tuple[R, asyncio.Future[None] | None]:
@@ -256,7 +256,7 @@ class ModernGroups:
             became = step.became_classic
             del self.groups[group.group_id]
             self._classic.take_over(became)
-            log.info("a consumer group has become %r", became)
+            logger.info("a consumer group has become %r", became)
         return result, done
 
     def _drop_if_blank(self, group: ModernGroup) -> None:

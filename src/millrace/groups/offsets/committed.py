@@ -72,7 +72,7 @@ class CommittedOffsets:
         self.count = 0
 
     def __repr__(self) -> str:
-        return f"<{self.count} committed offsets of {len(self._groups)} groups>"
+        return f"CommittedOffsets({self.count} of {len(self._groups)} groups)"
 
     def of_group(self, group_id: str) -> TopicOffsets:
         """Everything the group has committed, by topic and partition; a view, valid until the next change."""

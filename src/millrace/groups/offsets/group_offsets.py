@@ -31,10 +31,10 @@ from uuid import UUID
 
 from millrace.errors import ErrorCode
 from millrace.groups.offsets.committed import CommittedOffset, CommittedOffsets, OffsetToCommit, Slot, TopicOffsets
-from millrace.groups.offsets.pending import PendingOffsets, Place
+from millrace.groups.offsets.pending import GroupPartition, PendingOffsets
 from millrace.groups.offsets.records import OffsetRecord, offset_key, offset_value
 from millrace.model import NO_EPOCH, NO_TIMESTAMP, ZERO_UUID
-from millrace.replication.state_topic import Entry, Transaction, breathe
+from millrace.replication.state_topic import Entry, Transaction, yield_to_loop
 
 _TOMBSTONES_PER_BATCH: Final = 1_000
 _EXPIRED_PER_SLICE: Final = 200
@@ -61,7 +61,7 @@ class Host(Protocol):
     async def in_time(self, done: asyncio.Future[None]) -> None:
         """Wait for an append; ApiError where it does not become durable in time."""
 
-    async def settled(self) -> None:
+    async def wait_applied(self) -> None:
         """Wait for every append so far."""
 
     def offsets_came(self, group_id: str) -> None:
@@ -100,7 +100,7 @@ class GroupOffsets:
         """Commits of each group that are not durable yet: their offsets must not expire by what they replace."""
 
     def __repr__(self) -> str:
-        return f"<{self.committed.count} offsets, {self.pending!r}, commits of {len(self._under_way)} groups under way>"
+        return f"GroupOffsets({self.committed.count}, {self.pending!r}, {len(self._under_way)} groups commit)"
 
     def of_group(self, group_id: str) -> TopicOffsets:
         """Everything the group has committed, by topic and partition; a view, valid until the next change."""
@@ -124,7 +124,9 @@ class GroupOffsets:
     def replay_pending(self, record: OffsetRecord, producer_id: int) -> None:
         """Apply one record of a transaction that is still open."""
         if record.value is not None:
-            self._put_pending(producer_id, Place(record.group_id, record.topic, record.partition), record.value)
+            self._put_pending(
+                producer_id, GroupPartition(record.group_id, record.topic, record.partition), record.value
+            )
 
     # Requests
 
@@ -160,7 +162,7 @@ class GroupOffsets:
                 if transaction is None:
                     self._put(group_id, commit.topic, commit.partition, committed)
                 else:
-                    place = Place(group_id, commit.topic, commit.partition)
+                    place = GroupPartition(group_id, commit.topic, commit.partition)
                     self._put_pending(transaction.producer_id, place, committed)
             self._commit_ended(group_id)
 
@@ -204,7 +206,7 @@ class GroupOffsets:
 
     async def forget_topics(self, topics: Mapping[str, UUID]) -> None:
         """Delete every group's offsets of topics that are gone, as far as they were committed for those topics."""
-        await self._host.settled()
+        await self._host.wait_applied()
         for topic, topic_id in topics.items():
             partitions: dict[str, dict[Slot, None]] = {}
             for group_id, partition, committed in chain(self.committed.of_topic(topic), self.pending.of_topic(topic)):
@@ -221,7 +223,7 @@ class GroupOffsets:
             if group_id not in self._under_way:
                 await self._expire_group(kind, group_id)
             if count % _EXPIRED_PER_SLICE == 0:
-                await breathe()
+                await yield_to_loop()
 
     async def _expire_group(self, kind: Committers, group_id: str) -> None:
         held = self.of_group(group_id)
@@ -274,13 +276,13 @@ class GroupOffsets:
         self._host.offsets_came(group_id)
         self.committed.put(group_id, topic, partition, committed)
 
-    def _put_pending(self, producer_id: int, place: Place, committed: CommittedOffset) -> None:
+    def _put_pending(self, producer_id: int, place: GroupPartition, committed: CommittedOffset) -> None:
         self._host.offsets_came(place.group_id)
         self.pending.put(producer_id, place, committed)
 
     def _remove(self, group_id: str, topic: str, partition: int) -> None:
         self.committed.remove(group_id, topic, partition)
-        self.pending.withdraw(Place(group_id, topic, partition))
+        self.pending.withdraw(GroupPartition(group_id, topic, partition))
         self._tell_if_none(group_id)
 
     def _tell_if_none(self, group_id: str) -> None:

@@ -14,8 +14,8 @@ from millrace.groups.offsets.committed import CommittedOffset, Slot
 _NOTHING: Final[dict[Slot, set[int]]] = {}
 
 
-class Place(NamedTuple):
-    """A partition of a group."""
+class GroupPartition(NamedTuple):
+    """A partition, as one group commits offsets of it."""
 
     group_id: str
     topic: str
@@ -28,12 +28,12 @@ class PendingOffsets:
     __slots__ = ("_groups", "_producers")
 
     def __init__(self) -> None:
-        self._producers: dict[int, dict[Place, CommittedOffset]] = {}
+        self._producers: dict[int, dict[GroupPartition, CommittedOffset]] = {}
         self._groups: dict[str, dict[Slot, set[int]]] = {}
         """The producers that have a pending offset, by group, topic and partition."""
 
     def __repr__(self) -> str:
-        return f"<pending offsets of {len(self._producers)} producers>"
+        return f"PendingOffsets({len(self._producers)} producers)"
 
     def of_group(self, group_id: str) -> KeysView[Slot]:
         """The partitions of which the group has a pending offset; a view, valid until the next change."""
@@ -42,42 +42,42 @@ class PendingOffsets:
     def of_topic(self, topic: str) -> Iterator[tuple[str, int, CommittedOffset]]:
         """Every group, partition and pending offset that mentions the topic."""
         for written in self._producers.values():
-            for place, committed in written.items():
-                if place.topic == topic:
-                    yield place.group_id, place.partition, committed
+            for key, committed in written.items():
+                if key.topic == topic:
+                    yield key.group_id, key.partition, committed
 
-    def put(self, producer_id: int, place: Place, committed: CommittedOffset) -> None:
+    def put(self, producer_id: int, key: GroupPartition, committed: CommittedOffset) -> None:
         """An offset of the producer's transaction; it takes the place of an earlier one of the same transaction."""
-        self._producers.setdefault(producer_id, {})[place] = committed
-        slots = self._groups.setdefault(place.group_id, {})
-        slots.setdefault((place.topic, place.partition), set()).add(producer_id)
+        self._producers.setdefault(producer_id, {})[key] = committed
+        slots = self._groups.setdefault(key.group_id, {})
+        slots.setdefault((key.topic, key.partition), set()).add(producer_id)
 
-    def withdraw(self, place: Place) -> None:
+    def withdraw(self, key: GroupPartition) -> None:
         """Forget what any transaction has committed for a partition."""
-        slots = self._groups.get(place.group_id, _NOTHING)
-        for producer_id in tuple(slots.get((place.topic, place.partition), ())):
-            self._forget(producer_id, place)
+        slots = self._groups.get(key.group_id, _NOTHING)
+        for producer_id in tuple(slots.get((key.topic, key.partition), ())):
+            self._forget(producer_id, key)
 
-    def end(self, producer_id: int, below_offset: int) -> list[tuple[Place, CommittedOffset]]:
+    def end(self, producer_id: int, below_offset: int) -> list[tuple[GroupPartition, CommittedOffset]]:
         """Take out what the producer's transaction has committed by records below its marker."""
         ended = [
-            (place, committed)
-            for place, committed in self._producers.get(producer_id, {}).items()
+            (key, committed)
+            for key, committed in self._producers.get(producer_id, {}).items()
             if committed.record_offset < below_offset
         ]
-        for place, _ in ended:
-            self._forget(producer_id, place)
+        for key, _ in ended:
+            self._forget(producer_id, key)
         return ended
 
-    def _forget(self, producer_id: int, place: Place) -> None:
+    def _forget(self, producer_id: int, key: GroupPartition) -> None:
         written = self._producers[producer_id]
-        del written[place]
+        del written[key]
         if not written:
             del self._producers[producer_id]
-        slot = (place.topic, place.partition)
-        slots = self._groups[place.group_id]
+        slot = (key.topic, key.partition)
+        slots = self._groups[key.group_id]
         slots[slot].remove(producer_id)
         if not slots[slot]:
             del slots[slot]
             if not slots:
-                del self._groups[place.group_id]
+                del self._groups[key.group_id]

@@ -72,9 +72,7 @@ class ShareGroup:
     """The initialized share-partitions that the targets are known to cover; None: not known."""
 
     def __repr__(self) -> str:
-        return (
-            f"<share group {self.group_id!r} {self.state.value} epoch {self.epoch.epoch}, {len(self.members)} members>"
-        )
+        return f"ShareGroup({self.group_id!r} {self.state.value} epoch {self.epoch.epoch}, {len(self.members)} members)"
 
     @property
     def state(self) -> ShareState:

@@ -33,7 +33,7 @@ from millrace.groups.step_log import RETRY_MS, LogHost, append_step, set_timers
 from millrace.groups.timers import GroupTimers, TimerKey
 from millrace.tasks import Tasks
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _WAIT_MS: Final = 1_000
 """How long a heartbeat waits for share-partitions to be begun, before its member is asked to come back."""
@@ -64,8 +64,8 @@ class NoShareCoordinators:
 
 
 @dataclass(frozen=True, slots=True)
-class ShareSurroundings:
-    """What the coordinator lends to its shards."""
+class ShareGroupDependencies:
+    """What the coordinator gives its shards to ask, and whom they tell."""
 
     image: Callable[[], ClusterImage] = ClusterImage
     times: Callable[[str], GroupTimes] = lambda _group_id: GroupTimes()
@@ -90,12 +90,18 @@ class ShareGroups:
     """The share groups of one shard."""
 
     def __init__(
-        self, host: Host, *, settings: GroupSettings, surroundings: ShareSurroundings, timers: GroupTimers, clock: Clock
+        self,
+        host: Host,
+        *,
+        settings: GroupSettings,
+        dependencies: ShareGroupDependencies,
+        timers: GroupTimers,
+        clock: Clock,
     ) -> None:
         self.groups: dict[str, ShareGroup] = {}
         self._host = host
         self._settings = settings
-        self._surroundings = surroundings
+        self._dependencies = dependencies
         self._timers = timers
         self._clock = clock
         self._telling: dict[str, asyncio.Task[Any]] = {}
@@ -105,7 +111,7 @@ class ShareGroups:
         self._is_closed = False
 
     def __repr__(self) -> str:
-        return f"<{len(self.groups)} share groups>"
+        return f"ShareGroups({len(self.groups)})"
 
     def __contains__(self, group_id: object) -> bool:
         return group_id in self.groups
@@ -145,11 +151,11 @@ class ShareGroups:
         try:
             self._decide(group, lambda step: protocol.timer_fired(step, key))
         except ApiError as error:
-            log.warning("member %s of %r is not removed yet: %s", key.member_id, group, error)
+            logger.warning("member %s of %r is not removed yet: %s", key.member_id, group, error)
             self._timers.set((group_id, key), RETRY_MS)
         else:
-            log.info("member %s of %r has not shown itself in time", key.member_id, group)
-            self._surroundings.left(group_id, key.member_id)
+            logger.info("member %s of %r has not shown itself in time", key.member_id, group)
+            self._dependencies.left(group_id, key.member_id)
 
     # Members
 
@@ -159,7 +165,7 @@ class ShareGroups:
         if request.epoch == LEAVING:
             result, _, done = self._decide(self._known(group_id), lambda step: protocol.leave(step, request))
             await self._host.when_durable(done)
-            self._surroundings.left(group_id, request.member_id)
+            self._dependencies.left(group_id, request.member_id)
             return result
         known = self.groups.get(group_id)
         before = {} if known is None else known.partitions.initialized
@@ -202,12 +208,12 @@ class ShareGroups:
             await self._host.when_durable(done)
             await self._begin_at(group, partitions, lambda _topic_id, _index: RESET)
         except ApiError as error:
-            log.warning("share-partitions of %r are begun with a later heartbeat: %s", group, error)
+            logger.warning("share-partitions of %r are begun with a later heartbeat: %s", group, error)
 
     async def _begin_at(
         self, group: ShareGroup, partitions: Partitions, offset_of: Callable[[UUID, int], int]
     ) -> dict[tuple[UUID, int], ApiError]:
-        coordinators, group_id, epoch = self._surroundings.coordinators, group.group_id, group.epoch.epoch
+        coordinators, group_id, epoch = self._dependencies.coordinators, group.group_id, group.epoch.epoch
         errors = await _ask_each(
             partitions,
             lambda topic_id, index: coordinators.initialize(
@@ -233,7 +239,7 @@ class ShareGroups:
             share_partitions.not_initialized(step, failed)
 
         for error in {str(error): error for error in errors.values()}.values():
-            log.warning("share-partitions of %r are not begun yet: %s", group, error)
+            logger.warning("share-partitions of %r are not begun yet: %s", group, error)
         _, _, done = self._decide(group, finish)
         await self._host.when_durable(done)
 
@@ -301,7 +307,7 @@ class ShareGroups:
                 await self._host.when_durable(done)
 
     async def _forget(self, group_id: str, partitions: Partitions) -> dict[UUID, ApiError]:
-        coordinators = self._surroundings.coordinators
+        coordinators = self._dependencies.coordinators
         errors = await _ask_each(partitions, lambda topic_id, index: coordinators.delete(group_id, topic_id, index))
         return {topic_id: error for (topic_id, _), error in errors.items()}
 
@@ -320,10 +326,10 @@ class ShareGroups:
         return self.groups.get(group_id) or ShareGroup(group_id)
 
     def _step(self, group: ShareGroup) -> ShareStep:
-        surroundings = self._surroundings
+        dependencies = self._dependencies
         return ShareStep(
             group,
-            Environment(surroundings.image(), self._settings, surroundings.times(group.group_id), self._host.now_ms()),
+            Environment(dependencies.image(), self._settings, dependencies.times(group.group_id), self._host.now_ms()),
         )
 
     def _decide(

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 POLL_S: Final = 0.25
 FIRST_PAUSE_S: Final = 1.0
@@ -75,7 +75,7 @@ class Runner:
         self._seen: dict[str, str] = {}  # query -> time of its newest report
 
     def __repr__(self) -> str:
-        return f"<Runner of {self._pipeline.pipeline.name}: {len(self._seen)} queries>"
+        return f"Runner({self._pipeline.pipeline.name}, {len(self._seen)} queries)"
 
     def run(self, stopping: threading.Event) -> None:
         """Run until every query has ended, or until `stopping` is set. PipelineFailed after too many failures."""

@@ -139,7 +139,7 @@ class AlterPartitionRequest(Request, key=ApiKey.ALTER_PARTITION, versions="2-3",
 
 
 class AlterPartitionResponse(Response, key=ApiKey.ALTER_PARTITION, versions="2-3", flexible="0+"):
-    """The state the controller settled on, per partition."""
+    """The state the controller decided on, per partition."""
 
     class PartitionData(Struct):
         partition_index: int = int32()

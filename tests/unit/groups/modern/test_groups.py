@@ -12,13 +12,13 @@ from millrace.errors import ApiError, ErrorCode
 from millrace.groups.coordinator import GroupCoordinator
 from millrace.groups.environment import HeartbeatResult
 from millrace.groups.modern.group import ModernGroup
-from millrace.groups.modern.groups import Surroundings
+from millrace.groups.modern.groups import GroupDependencies
 from millrace.groups.modern.protocol import ModernHeartbeat
 from millrace.groups.modern.records import TargetRecord, to_entry
 from millrace.groups.offsets.committed import OffsetToCommit
 from millrace.groups.settings import GroupSettings
 from millrace.groups.step_log import BATCH_BYTES, batches
-from millrace.replication.state_topic import breathe
+from millrace.replication.state_topic import yield_to_loop
 from support.modern_groups import image_of
 from support.state_topic import FakeTopic
 
@@ -37,7 +37,7 @@ class Bench:
             clock=self.clock,
             settings=SETTINGS,
             state_topic=self.fake.topic,
-            surroundings=Surroundings(image=lambda: IMAGE),
+            dependencies=GroupDependencies(image=lambda: IMAGE),
         )
 
     async def start(self) -> None:
@@ -46,10 +46,10 @@ class Bench:
 
     async def advance(self, seconds: float) -> None:
         for _ in range(10):
-            await breathe()
+            await yield_to_loop()
         self.clock.advance(seconds)
         for _ in range(10):
-            await breathe()
+            await yield_to_loop()
 
     @property
     def group(self) -> ModernGroup | None:

@@ -39,4 +39,4 @@ def test_an_offset_belongs_to_one_incarnation_of_a_topic(committed_for: int, ask
 
 def test_the_defaults_say_unknown() -> None:
     assert CommittedOffset(1).topic_id == ZERO_UUID
-    assert repr(CommittedOffsets()) == "<0 committed offsets of 0 groups>"
+    assert repr(CommittedOffsets()) == "CommittedOffsets(0 of 0 groups)"

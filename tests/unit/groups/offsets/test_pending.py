@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from millrace.groups.offsets.committed import CommittedOffset
-from millrace.groups.offsets.pending import PendingOffsets, Place
+from millrace.groups.offsets.pending import GroupPartition, PendingOffsets
 
-ORDERS = Place("g", "orders", 0)
-USERS = Place("g", "users", 1)
+ORDERS = GroupPartition("g", "orders", 0)
+USERS = GroupPartition("g", "users", 1)
 
 
 def at(record_offset: int) -> CommittedOffset:
@@ -25,7 +25,7 @@ def test_a_transaction_ends_with_its_last_offset_of_each_partition() -> None:
     assert pending.end(1, 8) == []
     assert pending.end(2, 9) == [(ORDERS, at(7))]
     assert not pending.of_group("g")
-    assert repr(pending) == "<pending offsets of 0 producers>"
+    assert repr(pending) == "PendingOffsets(0 producers)"
 
 
 def test_a_marker_ends_nothing_that_lies_behind_it() -> None:
@@ -40,10 +40,10 @@ def test_what_is_withdrawn_is_withdrawn_from_every_transaction() -> None:
     pending = PendingOffsets()
     pending.put(1, ORDERS, at(3))
     pending.put(2, ORDERS, at(4))
-    pending.put(2, Place("h", "orders", 0), at(5))
+    pending.put(2, GroupPartition("h", "orders", 0), at(5))
     pending.withdraw(ORDERS)
     pending.withdraw(ORDERS)
-    pending.withdraw(Place("nobody", "orders", 0))
+    pending.withdraw(GroupPartition("nobody", "orders", 0))
     assert not pending.of_group("g")
     assert pending.end(1, 9) == []
     assert list(pending.of_topic("orders")) == [("h", 0, at(5))]

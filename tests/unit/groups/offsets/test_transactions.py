@@ -14,7 +14,7 @@ from millrace.errors import ApiError, ErrorCode
 from millrace.groups.coordinator import GroupCoordinator
 from millrace.groups.offsets.committed import OffsetToCommit
 from millrace.groups.settings import GroupSettings
-from millrace.replication.state_topic import breathe
+from millrace.replication.state_topic import yield_to_loop
 from support.state_topic import FakeTopic
 
 TOPIC_ID = uuid.UUID(int=77)
@@ -68,7 +68,7 @@ class Bench:
     async def end(self, *, commit: bool, producer_id: int = 1_000, epoch: int = 0) -> None:
         appended = self.fake[0].end_transaction(producer_id, epoch, commit=commit)
         self.groups.transaction_ended(0, producer_id, commit, appended.last_offset)
-        await settle()
+        await run_ready()
 
     async def committed(self, topic: str = "t") -> int | None:
         held = await self.groups.fetch_offsets("g")
@@ -78,18 +78,18 @@ class Bench:
         return set(self.groups.unstable_offsets("g"))
 
     async def advance(self, seconds: float) -> None:
-        await settle()
+        await run_ready()
         self.clock.advance(seconds)
-        await settle()
+        await run_ready()
 
 
 def to_commit(offset: int, topic: str = "t") -> OffsetToCommit:
     return OffsetToCommit(topic, 0, TOPIC_ID, offset, 2, "note")
 
 
-async def settle() -> None:
+async def run_ready() -> None:
     for _ in range(20):
-        await breathe()
+        await yield_to_loop()
 
 
 @pytest.fixture
@@ -124,30 +124,30 @@ async def test_a_marker_counts_when_it_is_durable(bench: Bench) -> None:
     await bench.end(commit=True)
     assert (await bench.committed(), bench.unstable()) == (None, {("t", 0)})
     bench.fake[0].commit()
-    await settle()
+    await run_ready()
     assert (await bench.committed(), bench.unstable()) == (5, set())
 
 
 async def test_a_commit_that_is_not_in_effect_yet_is_ended_by_its_marker(bench: Bench) -> None:
     bench.fake[0].commit_at_once = False
     committing = asyncio.ensure_future(bench.in_transaction(5))
-    await settle()
+    await run_ready()
     marker = bench.fake[0].end_transaction(1_000, 0, commit=True)
     bench.fake[0].commit()
     bench.groups.transaction_ended(0, 1_000, True, marker.last_offset)
     assert await bench.committed() is None, "neither has had its turn"
     await committing
-    await settle()
+    await run_ready()
     assert (await bench.committed(), bench.unstable()) == (5, set())
 
 
 async def test_a_marker_that_is_told_late_takes_its_turn(bench: Bench) -> None:
     bench.fake[0].commit_at_once = False
     committing = asyncio.ensure_future(bench.in_transaction(5))
-    await settle()
+    await run_ready()
     marker = bench.fake[0].end_transaction(1_000, 0, commit=False)
     later = asyncio.ensure_future(bench.in_transaction(6))
-    await settle()
+    await run_ready()
     bench.groups.transaction_ended(0, 1_000, False, marker.last_offset)
     bench.fake[0].commit()
     await asyncio.gather(committing, later)
@@ -175,7 +175,7 @@ async def test_stable_offsets_wait_for_a_marker_on_its_way(bench: Bench) -> None
     bench.fake[0].commit_at_once = False
     await bench.end(commit=True)
     reading = asyncio.ensure_future(bench.groups.fetch_offsets("g", require_stable=True))
-    await settle()
+    await run_ready()
     assert not reading.done()
     bench.fake[0].commit()
     assert (await reading)["t"][0].offset == 5
@@ -206,13 +206,13 @@ async def test_a_marker_is_told_while_its_partition_is_loaded(bench: Bench) -> N
     first = bench.fake[0].end_transaction(1_000, 0, commit=True)
     bench.groups.transaction_ended(0, 1_000, True, first.last_offset)  # nobody coordinates
     bench.groups.partition_became_leader(0)
-    await settle()
+    await run_ready()
     bench.groups.transaction_ended(0, 1_000, True, first.last_offset)  # and now it is loading
     again = bench.fake[0].end_transaction(1_000, 0, commit=True)
     bench.groups.transaction_ended(0, 1_000, True, again.last_offset)
     bench.fake[0].commit()
     await bench.groups.loaded()
-    await settle()
+    await run_ready()
     assert (await bench.committed(), bench.unstable()) == (5, set())
 
 
@@ -251,7 +251,7 @@ async def test_what_the_coordinator_refuses_is_not_written(bench: Bench) -> None
 async def test_a_marker_that_comes_while_the_coordinator_is_asked_is_not_overtaken(bench: Bench) -> None:
     producer = Producer(answers=asyncio.Event())
     committing = asyncio.ensure_future(bench.in_transaction(5, producer))
-    await settle()
+    await run_ready()
     await bench.end(commit=False)
     assert producer.answers is not None
     producer.answers.set()
@@ -271,7 +271,7 @@ async def test_an_old_producer_is_fenced(bench: Bench) -> None:
 async def test_a_commit_is_durable_before_it_is_answered(bench: Bench) -> None:
     bench.fake[0].commit_at_once = False
     committing = asyncio.ensure_future(bench.in_transaction(5))
-    await settle()
+    await run_ready()
     assert not committing.done()
     assert not bench.unstable()
     bench.fake[0].commit()
@@ -282,7 +282,7 @@ async def test_a_commit_is_durable_before_it_is_answered(bench: Bench) -> None:
 async def test_a_partition_that_is_lost_while_the_coordinator_is_asked(bench: Bench) -> None:
     producer = Producer(answers=asyncio.Event())
     committing = asyncio.ensure_future(bench.in_transaction(5, producer))
-    await settle()
+    await run_ready()
     bench.groups.partition_lost(0)
     assert producer.answers is not None
     producer.answers.set()
@@ -324,7 +324,7 @@ async def test_what_is_deleted_does_not_come_back_with_the_marker(bench: Bench, 
         assert await bench.groups.delete_offsets("g", [("t", 0)]) == {("t", 0): ErrorCode.NONE}
     else:
         bench.groups.topics_deleted({"t": TOPIC_ID})
-        await settle()
+        await run_ready()
     assert bench.groups.describe("g") is None
     await bench.end(commit=True)
     assert (await bench.committed(), bench.unstable()) == (None, set())
@@ -335,6 +335,6 @@ async def test_what_is_deleted_does_not_come_back_with_the_marker(bench: Bench, 
 async def test_another_topic_of_the_same_name_keeps_its_pending_offsets(bench: Bench) -> None:
     await bench.in_transaction(5)
     bench.groups.topics_deleted({"t": uuid.UUID(int=78)})
-    await settle()
+    await run_ready()
     await bench.end(commit=True)
     assert await bench.committed() == 5

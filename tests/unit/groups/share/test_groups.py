@@ -13,15 +13,15 @@ from millrace.errors import ApiError, ErrorCode
 from millrace.groups.classic.effects import LeaveRequest, SyncRequest
 from millrace.groups.coordinator import GroupCoordinator, ListedGroup
 from millrace.groups.environment import HeartbeatResult
-from millrace.groups.modern.groups import Surroundings
+from millrace.groups.modern.groups import GroupDependencies
 from millrace.groups.modern.protocol import ModernHeartbeat
 from millrace.groups.offsets.committed import OffsetToCommit
 from millrace.groups.settings import GroupSettings
 from millrace.groups.share.group import ShareGroup
-from millrace.groups.share.groups import ShareSurroundings
+from millrace.groups.share.groups import ShareGroupDependencies
 from millrace.groups.share.protocol import ShareHeartbeat
 from millrace.groups.share.records import Begun, PartitionStates
-from millrace.replication.state_topic import breathe
+from millrace.replication.state_topic import yield_to_loop
 from support.groups import join_request
 from support.modern_groups import add_partitions, drop_topic, image_of
 from support.share_groups import share_state_of
@@ -46,7 +46,7 @@ class States:
     async def delete(self, group_id: str, topic_id: UUID, partition: int) -> None:
         await self._answer()
         for _ in range(5):
-            await breathe()  # a deletion takes longer than anything that comes after it
+            await yield_to_loop()  # a deletion takes longer than anything that comes after it
         self.begun.pop((group_id, topic_id, partition), None)
 
     async def _answer(self) -> None:
@@ -68,8 +68,8 @@ class Bench:
             clock=self.clock,
             settings=GroupSettings(),
             state_topic=self.fake.topic,
-            surroundings=Surroundings(image=lambda: self.image),
-            share=ShareSurroundings(
+            dependencies=GroupDependencies(image=lambda: self.image),
+            share=ShareGroupDependencies(
                 image=lambda: self.image,
                 coordinators=self.states,
                 left=lambda group_id, member_id: self.gone.append((group_id, member_id)),
@@ -92,10 +92,10 @@ class Bench:
 
     async def advance(self, seconds: float) -> None:
         for _ in range(10):
-            await breathe()
+            await yield_to_loop()
         self.clock.advance(seconds)
         for _ in range(10):
-            await breathe()
+            await yield_to_loop()
 
     async def join(self, member_id: str = "m1") -> HeartbeatResult:
         return await self.groups.share_heartbeat("g", ShareHeartbeat(member_id, 0, topics=("orders",)))

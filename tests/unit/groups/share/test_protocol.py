@@ -53,11 +53,11 @@ def test_a_member_gets_what_it_subscribes_to_once_that_has_begun(bench: ShareBen
 
 def test_members_share_evenly_and_partitions_are_read_by_many(bench: ShareBench) -> None:
     bench.join("m1", "orders")
-    bench.settle("m1")
+    bench.heartbeat_until_stable("m1")
     for number in range(2, 7):
         bench.join(f"m{number}", "orders")
     for number in range(1, 7):
-        bench.settle(f"m{number}")
+        bench.heartbeat_until_stable(f"m{number}")
     readers: list[int] = []
     for number in range(1, 7):
         own = read_by(bench, f"m{number}")
@@ -75,7 +75,7 @@ def test_a_member_that_did_not_hear_its_new_epoch_goes_on(bench: ShareBench) -> 
     assert (late.epoch, late.assignment) == (2, ((id_of(bench), (0, 1, 2, 3)),))
     assert refused(bench, "m1", 3) is ErrorCode.FENCED_MEMBER_EPOCH
     bench.heartbeat("m1", 2, topics=("sales",))
-    bench.settle("m1")
+    bench.heartbeat_until_stable("m1")
     assert refused(bench, "m1", 1) is ErrorCode.FENCED_MEMBER_EPOCH
     assert bench.join("m1", "sales").epoch == bench.group.members["m1"].held.epoch, "it begins anew where it is"
 
@@ -83,14 +83,14 @@ def test_a_member_that_did_not_hear_its_new_epoch_goes_on(bench: ShareBench) -> 
 def test_a_member_that_is_not_heard_of_is_removed(bench: ShareBench) -> None:
     bench.join("m1", "orders")
     bench.join("m2", "orders")
-    bench.settle("m1")
-    bench.settle("m2")
+    bench.heartbeat_until_stable("m1")
+    bench.heartbeat_until_stable("m2")
     bench.advance(44_000)
-    bench.settle("m2")
+    bench.heartbeat_until_stable("m2")
     bench.advance(2_000)
     assert list(bench.group.members) == ["m2"]
     assert refused(bench, "m1", 2) is ErrorCode.UNKNOWN_MEMBER_ID
-    bench.settle("m2")
+    bench.heartbeat_until_stable("m2")
     assert read_by(bench, "m2") == (0, 1, 2, 3)
 
 
@@ -147,33 +147,33 @@ def test_what_a_member_says_of_itself_is_kept(bench: ShareBench) -> None:
 
 def test_partitions_and_topics_come_and_go(bench: ShareBench) -> None:
     bench.join("m1", "orders", "later")
-    bench.settle("m1")
+    bench.heartbeat_until_stable("m1")
     bench.image = add_partitions(bench.image, "orders", 2)
     bench.heartbeat("m1", bench.group.members["m1"].held.epoch)
     assert bench.untold == [{id_of(bench): frozenset({4, 5})}], "though it was asked for the others just now"
     bench.advance(1_000)
-    bench.settle("m1")
+    bench.heartbeat_until_stable("m1")
     assert read_by(bench, "m1") == (0, 1, 2, 3, 4, 5)
     bench.image = add_topic(bench.image, "later", 1)
     bench.advance(1_000)
-    bench.settle("m1")
+    bench.heartbeat_until_stable("m1")
     assert read_by(bench, "m1", "later") == (0,)
     gone = id_of(bench)
     bench.image = drop_topic(bench.image, "orders")
     bench.decide(lambda step: share_partitions.forget_topics(step, [gone]))
     bench.advance(1_000)
-    bench.settle("m1")
+    bench.heartbeat_until_stable("m1")
     assert list(bench.group.members["m1"].held.assigned) == [id_of(bench, "later")]
     assert gone not in bench.group.partitions.initialized
 
 
 def test_a_topic_made_anew_is_another_one(bench: ShareBench) -> None:
     bench.join("m1", "sales")
-    bench.settle("m1")
+    bench.heartbeat_until_stable("m1")
     before = id_of(bench, "sales")
     bench.image = add_topic(drop_topic(bench.image, "sales"), "sales", 2)
     bench.advance(1_000)
-    bench.settle("m1")
+    bench.heartbeat_until_stable("m1")
     assert id_of(bench, "sales") != before
     assert read_by(bench, "m1", "sales") == (0, 1)
 
@@ -208,7 +208,7 @@ def test_what_was_never_answered_is_tried_again_after_a_while(bench: ShareBench)
 def test_targets_are_not_computed_too_often_but_the_first_ones_at_once(bench: ShareBench) -> None:
     bench.times = GroupTimes(assignment_interval_ms=1_000)
     bench.join("m1", "sales")
-    bench.settle("m1")
+    bench.heartbeat_until_stable("m1")
     assert read_by(bench, "m1", "sales") == (0, 1)
     second = bench.join("m2", "sales")
     assert (second.assignment, second.interval_ms) == ((), 1_000)
@@ -242,7 +242,7 @@ def test_a_beginning_that_the_log_refused_is_told_again(bench: ShareBench) -> No
 def test_who_unsubscribes_stops_reading_at_once(bench: ShareBench) -> None:
     bench.times = GroupTimes(assignment_interval_ms=60_000)
     bench.join("m1", "orders", "sales")
-    bench.settle("m1")
+    bench.heartbeat_until_stable("m1")
     answer = bench.heartbeat("m1", bench.group.members["m1"].held.epoch, topics=("sales",))
     assert answer.assignment == ((id_of(bench, "sales"), (0, 1)),)
 
@@ -265,7 +265,7 @@ def test_offsets_are_set_for_a_group_without_members(bench: ShareBench) -> None:
 
 def test_offsets_are_deleted_and_what_was_interrupted_is_deleted_again(bench: ShareBench) -> None:
     bench.join("m1", "orders")
-    bench.settle("m1")
+    bench.heartbeat_until_stable("m1")
     with pytest.raises(ApiError) as caught:
         bench.decide(lambda step: share_partitions.begin_deletion(step, ["orders"]))
     assert caught.value.code is ErrorCode.NON_EMPTY_GROUP

@@ -1,7 +1,6 @@
 """How large logs are on disk: asked of every broker, for each of its log directories.
 
-A broker that does not answer, or a directory that failed, is told as such and never taken for an empty one. Not here:
-what is printed (`cli.cluster`, `cli.topics`, `cli.reassign`).
+A broker that does not answer, or a directory that failed, is told as such and never taken for an empty one.
 """
 
 from __future__ import annotations
@@ -10,7 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from millrace.cli.cluster_state import Administration
+from millrace.admin.asking import ask_broker
+from millrace.client.cluster import ClusterClient
 from millrace.client.versions import known_code
 from millrace.cluster.image import ClusterImage
 from millrace.errors import ApiError
@@ -56,7 +56,7 @@ class LogDirectory:
         }
 
 
-def read_log_dirs(admin: Administration, image: ClusterImage) -> list[LogDirectory]:
+def read_log_dirs(cluster: ClusterClient, image: ClusterImage) -> list[LogDirectory]:
     """Every directory of every broker, in their order."""
     found: list[LogDirectory] = []
     for broker_id in sorted(image.brokers):
@@ -64,7 +64,7 @@ def read_log_dirs(admin: Administration, image: ClusterImage) -> list[LogDirecto
             found.append(LogDirectory(broker_id, None, "not running"))
             continue
         try:
-            answer: DescribeLogDirsResponse = admin.ask_broker(broker_id, DescribeLogDirsRequest(topics=None))
+            answer: DescribeLogDirsResponse = ask_broker(cluster, broker_id, DescribeLogDirsRequest(topics=None))
         except ApiError as error:
             found.append(LogDirectory(broker_id, None, f"does not answer: {error.message or error.code.name}"))
             continue

@@ -20,24 +20,24 @@ from millrace.replication.partition import Partition
 if TYPE_CHECKING:
     from millrace.clock import Clock
 
-SETTLING_S: Final = 5.0
+FLUSH_WAIT_S: Final = 5.0
 """As long as anybody waits: many times what a flush takes, and no client has given up yet."""
 
 Ends = dict[Partition, int]
 """Up to where partitions had been written when somebody asked."""
 
 
-def unsettled(partitions: Iterable[Partition | None]) -> Ends:
+def unflushed(partitions: Iterable[Partition | None]) -> Ends:
     """Where there is something to wait for."""
     return {
         partition: end
         for partition in partitions
-        if partition is not None and (end := partition.unsettled_end) is not None
+        if partition is not None and (end := partition.unflushed_end) is not None
     }
 
 
-async def settle(ends: Ends, clock: Clock, seconds: float = math.inf) -> None:
+async def wait_for_flush(ends: Ends, clock: Clock, seconds: float = math.inf) -> None:
     """Return when all have come so far, will never, or time is up; what became of each is for the caller to see."""
     waits = [partition.wait_committed(end - 1) for partition, end in ends.items()]
     with suppress(ApiError):
-        await within(clock, asyncio.gather(*waits, return_exceptions=True), min(seconds, SETTLING_S))
+        await within(clock, asyncio.gather(*waits, return_exceptions=True), min(seconds, FLUSH_WAIT_S))

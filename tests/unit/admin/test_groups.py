@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from millrace.cli import group_views
+from millrace.admin import groups as group_views
 from millrace.client.cluster import ClusterClient
 from millrace.errors import ApiError, ErrorCode
 from millrace.groups.subscription import write_assignment

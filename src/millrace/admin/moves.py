@@ -1,23 +1,27 @@
 """Moves of partitions as values: made from an image or a file, asked of the controller, limited in speed.
 
-Not here: what a person sees of it (`reassign`), and what is worth moving (`cluster.balance`). Limits are settings of
+Not here: what is worth moving (`cluster.balance`). Limits are settings of
 topics and brokers, as with Kafka's tool; whoever sets them takes them off again.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
-from millrace.cli.cluster_state import REQUEST_TIMEOUT_MS, Administration, check
-from millrace.cli.output import CommandError
+from millrace.admin.asking import ask, check
+from millrace.admin.cluster import health
+from millrace.admin.errors import AdminError
+from millrace.client.cluster import ClusterClient
 from millrace.client.versions import known_code
 from millrace.cluster.balance import plan_balance
 from millrace.cluster.image import ClusterImage
 from millrace.cluster.reassignments import Reassignment
 from millrace.errors import ApiError
 from millrace.metadata.deltas import ResourceType, TopicDeleted
+from millrace.model import TopicPartition
 from millrace.wire.messages.configs import (
     DescribeConfigsRequest,
     DescribeConfigsResponse,
@@ -33,6 +37,7 @@ from millrace.wire.messages.partitions import (
 
 _RATES: Final = ("leader.replication.throttled.rate", "follower.replication.throttled.rate")
 _REPLICAS: Final = ("leader.replication.throttled.replicas", "follower.replication.throttled.replicas")
+_CONTROLLER_TIMEOUT_MS: Final = 25_000
 _SET: Final = 0
 _DELETE: Final = 1
 
@@ -56,10 +61,10 @@ def make_plan(
     for broker_id in (*add, *drain):
         if broker_id not in image.brokers:
             known = ", ".join(map(str, sorted(image.brokers)))
-            raise CommandError(f"there is no broker {broker_id}; the brokers are {known}")
+            raise AdminError(f"there is no broker {broker_id}; the brokers are {known}")
     for broker_id in add:
         if not image.is_live(broker_id):
-            raise CommandError(f"broker {broker_id} is not running")
+            raise AdminError(f"broker {broker_id} is not running")
     targets = {broker.broker_id for broker in image.live_brokers}
     if add and not drain:
         # Brokers that are empty and were not named stay so.
@@ -71,7 +76,7 @@ def make_plan(
                 return []
         return plan_balance(only_topics(image, topics), brokers_in=targets, drain=set(drain), factor=factor)
     except ApiError as error:
-        raise CommandError(error.message) from error
+        raise AdminError(error.message) from error
 
 
 def only_topics(image: ClusterImage, topics: Sequence[str] | None) -> ClusterImage:
@@ -87,7 +92,7 @@ def only_topics(image: ClusterImage, topics: Sequence[str] | None) -> ClusterIma
 def check_topics(image: ClusterImage, topics: Iterable[str]) -> None:
     for name in topics:
         if image.topic(name) is None:
-            raise CommandError(f"there is no topic '{name}'")
+            raise AdminError(f"there is no topic '{name}'")
 
 
 def parse_plan(text: str, source: str) -> list[Reassignment]:
@@ -99,7 +104,7 @@ def parse_plan(text: str, source: str) -> list[Reassignment]:
             Reassignment(str(row["topic"]), int(row["partition"]), tuple(map(int, row["replicas"]))) for row in rows
         ]
     except (ValueError, KeyError, TypeError) as error:
-        raise CommandError(
+        raise AdminError(
             f'{source} is no plan ({error}); it looks like {{"version": 1, "partitions": '
             '[{"topic": "orders", "partition": 0, "replicas": [1, 2, 3]}]}'
         ) from error
@@ -112,7 +117,7 @@ def check_plan(image: ClusterImage, plan: Iterable[Reassignment]) -> list[Reassi
     for move in plan:
         topic = image.topic(move.topic)
         if topic is None or not 0 <= move.index < len(topic.partitions):
-            raise CommandError(f"there is no partition {move.topic}-{move.index}")
+            raise AdminError(f"there is no partition {move.topic}-{move.index}")
         if topic.partitions[move.index].replicas != move.replicas:
             needed.append(move)
     return needed
@@ -140,7 +145,7 @@ def replicas_added(image: ClusterImage, move: Reassignment) -> tuple[int, ...]:
 # --- requests ---------------------------------------------------------------------------------------------------------
 
 
-def submit(admin: Administration, plan: Sequence[Reassignment]) -> dict[tuple[str, int], ApiError]:
+def submit(cluster: ClusterClient, plan: Sequence[Reassignment]) -> dict[tuple[str, int], ApiError]:
     """Ask the controller for the moves; returns those that it refused, with the reason."""
 
     topics: dict[str, list[AlterPartitionReassignmentsRequest.ReassignablePartition]] = {}
@@ -148,14 +153,15 @@ def submit(admin: Administration, plan: Sequence[Reassignment]) -> dict[tuple[st
         replicas = None if move.replicas is None else list(move.replicas)
         item = AlterPartitionReassignmentsRequest.ReassignablePartition(partition_index=move.index, replicas=replicas)
         topics.setdefault(move.topic, []).append(item)
-    answer: AlterPartitionReassignmentsResponse = admin.ask(
+    answer: AlterPartitionReassignmentsResponse = ask(
+        cluster,
         AlterPartitionReassignmentsRequest(
-            timeout_ms=REQUEST_TIMEOUT_MS - 5000,
+            timeout_ms=_CONTROLLER_TIMEOUT_MS,
             topics=[
                 AlterPartitionReassignmentsRequest.ReassignableTopic(name=name, partitions=items)
                 for name, items in topics.items()
             ],
-        )
+        ),
     )
     check(answer.error_code, "the move was refused", answer.error_message)
     return {
@@ -166,11 +172,42 @@ def submit(admin: Administration, plan: Sequence[Reassignment]) -> dict[tuple[st
     }
 
 
-def under_way(admin: Administration) -> set[tuple[str, int]]:
+def under_way(cluster: ClusterClient) -> set[tuple[str, int]]:
 
-    answer: ListPartitionReassignmentsResponse = admin.ask(ListPartitionReassignmentsRequest(topics=None))
+    answer: ListPartitionReassignmentsResponse = ask(cluster, ListPartitionReassignmentsRequest(topics=None))
     check(answer.error_code, "moves cannot be listed", answer.error_message)
     return {(topic.name, each.partition_index) for topic in answer.topics for each in topic.partitions}
+
+
+@dataclass(frozen=True, slots=True)
+class Moving:
+    """A partition that is being moved."""
+
+    place: TopicPartition
+    staying: tuple[int, ...]
+    """Its replicas, without those that come."""
+    adding: tuple[int, ...]
+    removing: tuple[int, ...]
+    isr: tuple[int, ...]
+
+    def progress(self, sizes: Mapping[tuple[TopicPartition, int], int]) -> tuple[int, int]:
+        """Bytes that those who come have, and that they are to have, by what each replica has on disk."""
+        whole = max((sizes.get((self.place, each), 0) for each in self.staying), default=0)
+        done = sum(whole if each in self.isr else min(sizes.get((self.place, each), 0), whole) for each in self.adding)
+        return done, whole * len(self.adding)
+
+
+def moving(image: ClusterImage, topics: Sequence[str] | None = None) -> list[Moving]:
+    """What is being moved, of `topics` only, if given; AdminError where there is no such topic."""
+    check_topics(image, topics or ())
+    found = []
+    for place in health(image).reassigning:
+        if topics and place.topic not in topics:
+            continue
+        state = image.topics[place.topic].partitions[place.partition]
+        staying = tuple(each for each in state.replicas if each not in state.adding)
+        found.append(Moving(place, staying, state.adding, state.removing, state.isr))
+    return found
 
 
 # --- limits -----------------------------------------------------------------------------------------------------------
@@ -199,11 +236,12 @@ def limits(image: ClusterImage, plan: Sequence[Reassignment], rate: int) -> Sett
     return settings
 
 
-def alter_settings(admin: Administration, settings: Settings) -> None:
+def alter_settings(cluster: ClusterClient, settings: Settings) -> None:
 
     if not settings:
         return
-    answer: IncrementalAlterConfigsResponse = admin.ask(
+    answer: IncrementalAlterConfigsResponse = ask(
+        cluster,
         IncrementalAlterConfigsRequest(
             resources=[
                 IncrementalAlterConfigsRequest.AlterConfigsResource(
@@ -218,13 +256,13 @@ def alter_settings(admin: Administration, settings: Settings) -> None:
                 )
                 for (kind, name), values in settings.items()
             ]
-        )
+        ),
     )
     for each in answer.responses:
         check(each.error_code, f"the limit for '{each.resource_name}'", each.error_message)
 
 
-def lift_limits(admin: Administration, image: ClusterImage) -> bool:
+def lift_limits(cluster: ClusterClient, image: ClusterImage) -> bool:
     """Take the limits off every topic and broker that has one; whether there were any."""
 
     resources = [
@@ -233,7 +271,7 @@ def lift_limits(admin: Administration, image: ClusterImage) -> bool:
         )
         for name in image.topics
     ]
-    answer: DescribeConfigsResponse = admin.ask(DescribeConfigsRequest(resources=resources))
+    answer: DescribeConfigsResponse = ask(cluster, DescribeConfigsRequest(resources=resources))
     settings: Settings = {
         (ResourceType.TOPIC, result.resource_name): {config.name: None for config in result.configs if config.value}
         for result in answer.results
@@ -242,5 +280,5 @@ def lift_limits(admin: Administration, image: ClusterImage) -> bool:
     if settings:
         for broker_id in image.brokers:
             settings[ResourceType.BROKER, str(broker_id)] = dict.fromkeys(_RATES)
-    alter_settings(admin, settings)
+    alter_settings(cluster, settings)
     return bool(settings)

@@ -1,7 +1,7 @@
 """Partitions without a leader: what each replica has, why it does not lead, and who would after an unclean election.
 
 Read from any broker (who was in sync or is eligible, which replicas are away) and from every live one (how far its logs
-reach, which of its directories are there). Not here: what is printed around it (`cluster`).
+reach, which of its directories are there).
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from millrace.cli.cluster_state import Administration
+from millrace.admin.asking import ask, ask_broker
+from millrace.client.cluster import ClusterClient
 from millrace.cluster.elections import ElectionKind, LogEnd, PartitionKey, has_everything, plan_elections
 from millrace.cluster.image import ClusterImage
 from millrace.errors import ApiError, ErrorCode
@@ -112,7 +113,7 @@ def _lacking(condition: Condition) -> str:
 
 
 def read_leaderless(
-    admin: Administration, image: ClusterImage, places: Collection[TopicPartition] | None = None
+    cluster: ClusterClient, image: ClusterImage, places: Collection[TopicPartition] | None = None
 ) -> list[Leaderless]:
     """Those of the partitions, or of all, that have no leader; nobody is asked anything where there are none."""
     wanted = [
@@ -122,7 +123,7 @@ def read_leaderless(
     ]
     if not wanted:
         return []
-    image = _with_eligible(admin, image, wanted)
+    image = _with_eligible(cluster, image, wanted)
     states = {place: image.topics[place.topic].partitions[place.partition] for place in wanted}
     wanted = sorted(place for place in wanted if states[place].leader == NO_BROKER)
     keys = {place: (image.topics[place.topic].topic_id, place.partition) for place in wanted}
@@ -130,7 +131,7 @@ def read_leaderless(
     conditions: dict[tuple[TopicPartition, int], Condition] = {}
     for broker_id in sorted({replica for place in wanted for replica in states[place].replicas}):
         held = {keys[place]: place for place in wanted if broker_id in states[place].replicas}
-        for key, end, condition in _ask(admin, image, broker_id, held):
+        for key, end, condition in _ask(cluster, image, broker_id, held):
             conditions[held[key], broker_id] = condition
             if condition is Condition.THERE:
                 ends[key][broker_id] = end
@@ -157,7 +158,7 @@ def _known_as(state: PartitionState, broker_id: int) -> str | None:
     return "eligible" if broker_id in state.elr else None
 
 
-def _with_eligible(admin: Administration, image: ClusterImage, wanted: Iterable[TopicPartition]) -> ClusterImage:
+def _with_eligible(cluster: ClusterClient, image: ClusterImage, wanted: Iterable[TopicPartition]) -> ClusterImage:
     """With what Metadata does not tell: who is eligible, and whose log is away although its broker lives."""
     topics = [
         DescribeTopicPartitionsRequest.TopicRequest(name=name) for name in sorted({each.topic for each in wanted})
@@ -165,8 +166,8 @@ def _with_eligible(admin: Administration, image: ClusterImage, wanted: Iterable[
     changes: list[Change] = []
     cursor: DescribeTopicPartitionsRequest.Cursor | None = None
     while True:
-        answer: DescribeTopicPartitionsResponse = admin.ask(
-            DescribeTopicPartitionsRequest(topics=topics, cursor=cursor)
+        answer: DescribeTopicPartitionsResponse = ask(
+            cluster, DescribeTopicPartitionsRequest(topics=topics, cursor=cursor)
         )
         for topic in answer.topics:
             for each in topic.partitions:
@@ -196,7 +197,7 @@ _Answers = Iterable[tuple[PartitionKey, LogEnd | None, Condition]]
 
 
 def _ask(
-    admin: Administration, image: ClusterImage, broker_id: int, held: dict[PartitionKey, TopicPartition]
+    cluster: ClusterClient, image: ClusterImage, broker_id: int, held: dict[PartitionKey, TopicPartition]
 ) -> _Answers:
     """How far the logs of a broker reach, or why that cannot be told; one answer for each."""
     if not image.is_live(broker_id):
@@ -212,14 +213,14 @@ def _ask(
         ]
     )
     try:
-        answer: GetReplicaLogInfoResponse = admin.ask_broker(broker_id, request, LOG_INFO_VERSION)
+        answer: GetReplicaLogInfoResponse = ask_broker(cluster, broker_id, request, LOG_INFO_VERSION)
         told = {
             (topic.topic_id, each.partition): each
             for topic in answer.topic_partition_log_info_list
             for each in topic.partition_log_info
         }
         is_useless = any(each.error_code == ErrorCode.KAFKA_STORAGE_ERROR for each in told.values())
-        disks = _Disks(admin.ask_broker(broker_id, DescribeLogDirsRequest(topics=None))) if is_useless else None
+        disks = _Disks(ask_broker(cluster, broker_id, DescribeLogDirsRequest(topics=None))) if is_useless else None
     except ApiError:
         return [(key, None, Condition.SILENT) for key in held]
     answers: list[tuple[PartitionKey, LogEnd | None, Condition]] = []

@@ -1,34 +1,37 @@
-"""Rules of access as a cluster has them: read, made and removed, and the words for them on the command line.
+"""Rules of access as a cluster has them: read, made and removed, the words for them, and what they decide of somebody.
 
 Asked with the project's own client: librdkafka knows neither resources of type USER and DELEGATION_TOKEN nor the newer
-operations, and confluent-kafka takes a refusal to list rules for an empty list. All of this works against Apache Kafka,
-too. Not here: the commands (`cli.acls`), what rules decide (`security.acls`).
+operations, and confluent-kafka takes a refusal to list rules for an empty list. Not here: how rules decide
+(`security.acls`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from itertools import product
 from typing import Any, Final
 
-from millrace.cli import config_values
-from millrace.cli.config_values import Resource
-from millrace.cli.output import CommandError
+from millrace.admin import configs
+from millrace.admin.configs import Resource
+from millrace.admin.errors import AdminError
 from millrace.client.cluster import ClusterClient, raise_for
 from millrace.errors import ApiError, ErrorCode
 from millrace.metadata.deltas import ResourceType
 from millrace.security.acls import (
+    CLUSTER_NAME,
     OPERATIONS_OF,
     WILDCARD,
     Acl,
     AclFilter,
     AclTable,
+    Decision,
     Operation,
     PatternKind,
     Permission,
     ResourceKind,
+    decide,
     known,
 )
 from millrace.security.authorizer import parse_super_users
@@ -63,7 +66,7 @@ def operation_of(text: str) -> Operation:
     if found is None:
         near = get_close_matches(text.lower(), OPERATIONS, n=1)
         hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(OPERATIONS)}"
-        raise CommandError(f"there is no operation '{text}'; {hint}", exit_code=2)
+        raise AdminError(f"there is no operation '{text}'; {hint}", mistake=True)
     return found
 
 
@@ -71,11 +74,11 @@ def principal_of(text: str) -> str:
     """`User:alice`, which has to be said: rules compare the whole of it."""
     kind, colon, name = text.partition(":")
     if not (kind and colon and name):
-        raise CommandError(f"a principal is TYPE:NAME, such as User:{text.strip(':') or 'alice'}", exit_code=2)
+        raise AdminError(f"a principal is TYPE:NAME, such as User:{text.strip(':') or 'alice'}", mistake=True)
     return text
 
 
-# --- rules from what was typed ----------------------------------------------------------------------------------------
+# --- rules to be made -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,7 @@ class Entry:
     prefixed: bool
 
     def rules(self, resources: Iterable[Named], operations: Iterable[Operation]) -> list[Acl]:
-        """One rule for each combination; CommandError where one could never matter."""
+        """One rule for each combination; AdminError where one could never matter."""
         return [
             self._rule(resource, operation, principal, host)
             for resource, principal, host, operation in product(
@@ -101,11 +104,11 @@ class Entry:
         if operation is not Operation.ALL and operation not in OPERATIONS_OF[kind]:
             supported = ", ".join(word(each) for each in sorted(OPERATIONS_OF[kind]))
             text = f"{word(operation)} means nothing for a {word(kind)}: there are {supported} and all"
-            raise CommandError(text, exit_code=2)
+            raise AdminError(text, mistake=True)
         prefixed = self.prefixed and kind is not ResourceKind.CLUSTER
         if prefixed and name == WILDCARD:
-            text = "--prefixed with '*' means names that begin with a star; without --prefixed '*' stands for all"
-            raise CommandError(text, exit_code=2)
+            text = "the prefix '*' means names that begin with a star; as a name '*' stands for all"
+            raise AdminError(text, mistake=True)
         pattern = PatternKind.PREFIXED if prefixed else PatternKind.LITERAL
         return Acl(kind, name, pattern, principal, host, operation, self.permission)
 
@@ -117,20 +120,30 @@ _PRODUCER: Final = {
 _CONSUMER: Final = {ResourceKind.TOPIC: (Operation.READ, Operation.DESCRIBE), ResourceKind.GROUP: (Operation.READ,)}
 
 
+def needed_kinds(*, producer: bool, consumer: bool) -> set[ResourceKind]:
+    """What a producer or a consumer has to do with."""
+    return {kind for role in _roles(producer=producer, consumer=consumer) for kind in role}
+
+
+def _roles(*, producer: bool, consumer: bool) -> list[Mapping[ResourceKind, tuple[Operation, ...]]]:
+    return [*([_PRODUCER] if producer else []), *([_CONSUMER] if consumer else [])]
+
+
 def role_rules(entry: Entry, resources: Sequence[Named], *, producer: bool, consumer: bool) -> list[Acl]:
-    """What a producer or a consumer needs there, as kafka-acls has it; CommandError where something is not said."""
+    """What a producer or a consumer needs there, as kafka-acls has it; AdminError where something is not said."""
     kinds = {kind for kind, _ in resources}
     if ResourceKind.TOPIC not in kinds:
-        raise CommandError("--producer and --consumer need a --topic", exit_code=2)
+        raise AdminError("a producer or a consumer needs a topic", mistake=True)
     if consumer and ResourceKind.GROUP not in kinds:
-        raise CommandError("--consumer needs a --group: the group, or queue, that it reads in", exit_code=2)
-    needed = [*([_PRODUCER] if producer else []), *([_CONSUMER] if consumer else [])]
-    for kind in kinds:
-        if not any(kind in role for role in needed):
-            roles = " and ".join([*["--producer"] * producer, *["--consumer"] * consumer])
-            raise CommandError(f"{roles} says nothing about a {word(kind)}", exit_code=2)
+        raise AdminError("a consumer needs a group: the group, or queue, that it reads in", mistake=True)
+    for kind in kinds - needed_kinds(producer=producer, consumer=consumer):
+        roles = " and ".join([*["a producer"] * producer, *["a consumer"] * consumer])
+        raise AdminError(f"{roles} needs no {word(kind)}", mistake=True)
     rules = [
-        acl for role in needed for resource in resources for acl in entry.rules([resource], role.get(resource[0], ()))
+        acl
+        for role in _roles(producer=producer, consumer=consumer)
+        for resource in resources
+        for acl in entry.rules([resource], role.get(resource[0], ()))
     ]
     return list(dict.fromkeys(rules))
 
@@ -250,7 +263,7 @@ def read_settings(cluster: ClusterClient) -> Settings:
     broker_id = cluster.broker_ids()[0]
     names = (_SUPER_USERS, _ALLOW_IF_NO_ACL)
     try:
-        found = config_values.read_all(cluster, Resource(ResourceType.BROKER, str(broker_id)))
+        found = configs.read_all(cluster, Resource(ResourceType.BROKER, str(broker_id)))
     except ApiError as error:
         if error.code != ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
             raise
@@ -261,4 +274,60 @@ def read_settings(cluster: ClusterClient) -> Settings:
         parse_super_users(values.get(_SUPER_USERS, "")),
         values.get(_ALLOW_IF_NO_ACL, "").lower() == "true",
         tuple(name for name in values if found[name].sensitive),
+    )
+
+
+# --- deciding ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Whether somebody may do something; without a host, from one that no rule names."""
+
+    principal: str
+    operation: Operation
+    kind: ResourceKind
+    name: str
+    host: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the rules decide, and what is not known about it."""
+
+    decision: Decision
+    settings: Settings | None = None
+    left_out_hosts: bool = False
+    """Whether there are rules for single hosts, which do not count where none was given."""
+
+
+def check_access(cluster: ClusterClient, question: Question) -> Answer:
+    """Decided here, by the rules of the cluster and the settings of one of its brokers, as brokers decide."""
+    try:
+        rules = read_rules(cluster, [AclFilter(question.kind, question.name, PatternKind.MATCH)])
+    except ApiError as error:
+        if error.code != ErrorCode.SECURITY_DISABLED:
+            raise
+        return Answer(Decision(True, reason="the cluster has no authorizer, so everybody may everything"))
+    settings = read_settings(cluster)
+    decision = _decided(rules, settings, question)
+    if not decision.allowed and question.kind is ResourceKind.TOPIC and question.operation is Operation.CREATE:
+        # Who may create topics in the cluster may create any.
+        of_cluster = read_rules(cluster, [AclFilter(ResourceKind.CLUSTER, CLUSTER_NAME, PatternKind.MATCH)])
+        wider = _decided(of_cluster, settings, replace(question, kind=ResourceKind.CLUSTER, name=CLUSTER_NAME))
+        decision = wider if wider.allowed and wider.rule is not None else decision
+    left_out = question.host is None and any(acl.host != WILDCARD for acl in rules)
+    return Answer(decision, settings, left_out)
+
+
+def _decided(rules: Sequence[Acl], settings: Settings, question: Question) -> Decision:
+    return decide(
+        AclTable(rules),
+        question.principal,
+        question.host or "",
+        question.operation,
+        question.kind,
+        question.name,
+        super_users=settings.super_users,
+        allow_if_no_acl=settings.allow_if_no_acl,
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from millrace.cli.acl_rules import (
+from millrace.admin.acls import (
     OPERATIONS,
     Entry,
     Settings,
@@ -16,7 +16,7 @@ from millrace.cli.acl_rules import (
     read_settings,
     role_rules,
 )
-from millrace.cli.output import CommandError
+from millrace.admin.errors import AdminError
 from millrace.errors import ErrorCode
 from millrace.security.acls import OPERATIONS_OF, Operation, PatternKind, Permission, ResourceKind
 from millrace.wire.messages.configs import DescribeConfigsResponse
@@ -31,7 +31,7 @@ def test_operations_are_named_in_several_ways() -> None:
             assert operation_of(text) is operation
     assert set(OPERATIONS.values()) == set(Operation) - {Operation.UNKNOWN, Operation.ANY}
     for wrong in ("", "any", "unknown", "raed"):
-        with pytest.raises(CommandError, match="no operation"):
+        with pytest.raises(AdminError, match="no operation"):
             operation_of(wrong)
 
 
@@ -42,7 +42,7 @@ def test_principals(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "alice", "User:", ":alice", ":"])
 def test_what_is_no_principal(text: str) -> None:
-    with pytest.raises(CommandError, match="User:"):
+    with pytest.raises(AdminError, match="User:"):
         principal_of(text)
 
 
@@ -62,7 +62,7 @@ def test_an_operation_has_to_mean_something_for_the_resource() -> None:
             if operation is Operation.ALL or operation in OPERATIONS_OF[kind]:
                 assert ENTRY.rules([(kind, "x")], [operation])
             else:
-                with pytest.raises(CommandError, match="means nothing"):
+                with pytest.raises(AdminError, match="means nothing"):
                     ENTRY.rules([(kind, "x")], [operation])
 
 

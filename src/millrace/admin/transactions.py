@@ -11,8 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from millrace.cli import transaction_log
-from millrace.cli.group_views import word
+from millrace.admin.groups import word
 from millrace.client.cluster import ClusterClient, CoordinatorKind, raise_for
 from millrace.client.requests import Outcome, by_topic
 from millrace.client.versions import known_code
@@ -33,8 +32,19 @@ from millrace.wire.messages.transactions import (
     WriteTxnMarkersResponse,
 )
 
-STATES: Final = {word(name): name for name in transaction_log.STATES}
-"""What a transaction can be in, as it is typed, and as the protocol has it."""
+STATE_NAMES: Final = (
+    "Empty",
+    "Ongoing",
+    "PrepareCommit",
+    "PrepareAbort",
+    "CompleteCommit",
+    "CompleteAbort",
+    "Dead",
+    "PrepareEpochFence",
+)
+"""What a transaction can be in, by its number in a record of `__transaction_state`."""
+STATES: Final = {word(name): name for name in STATE_NAMES}
+"""As it is typed, and as the protocol has it."""
 
 _PARTITIONS_AT_ONCE: Final = 500
 _STABLE_INIT_VERSION: Final = 5

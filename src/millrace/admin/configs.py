@@ -1,9 +1,8 @@
-"""Settings of topics, groups, brokers and loggers as a cluster has them: read, set and unset, for every command.
+"""Settings of topics, groups, brokers and loggers as a cluster has them: read, set and unset.
 
 The broker decides what a setting is and which values it takes, so all of this works against Apache Kafka, too. It
 deletes what it never heard of without a word; a person wants to hear of that, so names are looked at here first.
-Not here: whether a topic exists (ask first: a missing one is waited for), what is printed (`cli.configs`,
-`cli.queues`), what settings mean (`config`).
+Not here: whether a topic exists (ask first: a missing one is waited for), what settings mean (`config`).
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Final, TypeVar
 
-from millrace.cli.output import CommandError
+from millrace.admin.errors import AdminError
 from millrace.client.cluster import ClusterClient, raise_for
 from millrace.errors import ApiError, ErrorCode
 from millrace.metadata.deltas import ResourceType
@@ -155,12 +154,12 @@ def _source(resource: Resource, each: DescribeConfigsResponse.DescribeConfigsRes
 
 
 def read_named(cluster: ClusterClient, resource: Resource, names: Collection[str]) -> list[ConfigValue]:
-    """These settings; CommandError where the resource knows no such name, or all brokers were given none."""
+    """These settings; AdminError where the resource knows no such name, or all brokers were given none."""
     found = read_all(cluster, resource)
     missing = [name for name in names if name not in found]
     _check_names(cluster, resource, missing, found)
     if missing:  # a setting of brokers that was not set for all of them
-        raise CommandError(f"{missing[0]} is not set for {resource}")
+        raise AdminError(f"{missing[0]} is not set for {resource}")
     return [found[name] for name in dict.fromkeys(names)]
 
 
@@ -175,11 +174,11 @@ def change(
 ) -> list[str]:
     """Set and unset, all of it or nothing; the names that were to be unset and were not set.
 
-    CommandError says, in one line, what the broker would not take, or which name it does not know.
+    AdminError says, in one line, what the broker would not take, or which name it does not know.
     """
     both = sorted(to_set.keys() & set(to_unset))
     if both:
-        raise CommandError(f"{both[0]} cannot be set and unset at once", exit_code=2)
+        raise AdminError(f"{both[0]} cannot be set and unset at once", mistake=True)
     not_set: list[str] = []
     if to_unset:
         found = read_all(cluster, resource)
@@ -212,7 +211,7 @@ def change(
         if error.code not in _REFUSED:
             raise
         _check_names(cluster, resource, to_set, read_all(cluster, resource))
-        raise CommandError(" ".join(error.message.split())) from None
+        raise AdminError(" ".join(error.message.split())) from None
     return not_set
 
 
@@ -226,7 +225,7 @@ def _ask(cluster: ClusterClient, resource: Resource, message: Request, read: Cal
 def _check_names(
     cluster: ClusterClient, resource: Resource, names: Collection[str], found: Mapping[str, ConfigValue]
 ) -> None:
-    """CommandError where a name is none that the resource may have, with one that is near."""
+    """AdminError where a name is none that the resource may have, with one that is near."""
     known: Collection[str] = found
     if resource == ALL_BROKERS and not set(names) <= found.keys():
         # Of all brokers together, only what was set is told; one of them tells what there is.
@@ -235,4 +234,4 @@ def _check_names(
         if name not in known:
             near = get_close_matches(name, known, n=1)
             hint = f"; did you mean '{near[0]}'?" if near else ""
-            raise CommandError(f"there is no setting '{name}' of {resource}{hint}")
+            raise AdminError(f"there is no setting '{name}' of {resource}{hint}")
