@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from millrace.errors import ApiError
 from millrace.model import TopicPartition
+from millrace.records.aborted import AbortedTransactions
 from millrace.records.batch import HEADER_BYTES, LOG_OVERHEAD_BYTES, TimestampType, read_header, split, with_crc
 from millrace.records.compression import Codec, compress
 from millrace.records.control import EndMarker, MarkerType, encode_end_marker
@@ -155,7 +156,7 @@ def read(way: Any, data: bytes, **options: Any) -> Any:
 def compiled(data: bytes, *, aborted: Any, read_committed: bool, **options: Any) -> Any:
     """`decode` without its way out."""
     wanted = columns._Wanted(**options)
-    hidden = columns._Aborted(aborted) if read_committed else None
+    hidden = AbortedTransactions(aborted) if read_committed else None
     kernels = load_kernels()
     assert kernels is not None
     return columns._decode_compiled(kernels, guarded_copy(data), wanted, hidden)

@@ -165,6 +165,17 @@ class BlockingConnection:
             self._socket.close()
         self._reset()
 
+    def interrupt(self) -> None:
+        """Have whoever waits for this connection fail with NETWORK_EXCEPTION; the one call for another thread."""
+        connected = self._socket
+        if connected is not None:
+            try:
+                # Not `close`: its number could belong to another file before the waiting thread looks. And not the
+                # method of a TLS socket, which would go on without TLS.
+                socket.socket.shutdown(connected, socket.SHUT_RDWR)
+            except OSError:
+                pass  # it was not connected any more
+
     def _reset(self) -> None:
         self._socket: socket.socket | None = None
         self._offered: versions.Offered = {}

@@ -106,6 +106,14 @@ class ClusterClient:
             connection.close()
         self._connections.clear()
 
+    def interrupt(self) -> None:
+        """From another thread: what is being waited for fails as if the connection were lost, and may be tried again.
+
+        Who wants it to end for good has `pause` raise, which comes before each further attempt.
+        """
+        for connection in list(self._connections.values()):
+            connection.interrupt()
+
     # Metadata.
 
     def topics(self, names: Collection[str] | None = None) -> dict[str, TopicInfo]:

@@ -36,6 +36,7 @@ from millrace.records.batch import (
 from millrace.records.compression import Codec, compress
 from millrace.records.decode import Header, Record
 from millrace.records.encode import encode_batch
+from millrace.records.hashing import partition_of
 from millrace.spark.compiled import load_kernels
 
 Bytes = npt.NDArray[np.uint8]
@@ -45,9 +46,6 @@ Int64s = npt.NDArray[np.int64]
 _MAX_RECORD_BYTES: Final = 2**31 - 1
 _NO_BYTES: Final = np.empty(0, np.uint8)
 _NO_ENDS: Final = np.empty(0, np.int64)
-_MASK: Final = 0xFFFFFFFF
-_MURMUR2_SEED: Final = 0x9747B28C
-_MURMUR2_FACTOR: Final = 0x5BD1E995
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,23 +89,7 @@ def partition_for_keys(keys: pa.Array, partition_count: int) -> Int32s:
 
 def partition_for_keys_in_python(keys: pa.Array, partition_count: int) -> Int32s:
     """As `partition_for_keys`, key by key."""
-    return np.array(
-        [-1 if key is None else (murmur2(key) & 0x7FFFFFFF) % partition_count for key in _as_python(keys)], np.int32
-    )
-
-
-def murmur2(data: bytes) -> int:
-    """The 32-bit murmur2 of Kafka's Java client, as an unsigned number."""
-    state = _MURMUR2_SEED ^ len(data)
-    whole = len(data) & ~3
-    for pos in range(0, whole, 4):
-        word = int.from_bytes(data[pos : pos + 4], "little") * _MURMUR2_FACTOR & _MASK
-        word = (word ^ word >> 24) * _MURMUR2_FACTOR & _MASK
-        state = (state * _MURMUR2_FACTOR & _MASK) ^ word
-    if whole != len(data):
-        state = (state ^ int.from_bytes(data[whole:], "little")) * _MURMUR2_FACTOR & _MASK
-    state = (state ^ state >> 13) * _MURMUR2_FACTOR & _MASK
-    return state ^ state >> 15
+    return np.array([-1 if key is None else partition_of(key, partition_count) for key in _as_python(keys)], np.int32)
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------

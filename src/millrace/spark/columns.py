@@ -27,6 +27,7 @@ from crc32c import crc32c
 
 from millrace.errors import ApiError, ErrorCode
 from millrace.model import TopicPartition
+from millrace.records.aborted import AbortedTransactions
 from millrace.records.batch import (
     CODEC_MASK,
     CONTROL_BIT,
@@ -35,14 +36,12 @@ from millrace.records.batch import (
     LOG_OVERHEAD_BYTES,
     MAGIC,
     MIN_BATCH_LENGTH,
-    TRANSACTIONAL_BIT,
     BatchHeader,
     TimestampType,
     crc_matches,
     read_header,
 )
 from millrace.records.compression import Buffer, Codec, decompress
-from millrace.records.control import MarkerType, decode_end_marker
 from millrace.records.decode import Record, decode_records
 from millrace.spark.compiled import load_kernels
 
@@ -145,7 +144,7 @@ def decode(
     if kernels is not None:
         wanted = _Wanted(start_offset, end_offset, include_headers, check_crcs, max_batch_bytes, chunk_bytes)
         try:
-            return _decode_compiled(kernels, records, wanted, _Aborted(aborted) if read_committed else None)
+            return _decode_compiled(kernels, records, wanted, AbortedTransactions(aborted) if read_committed else None)
         except (_Damaged, ApiError):
             # The twin takes the batches one by one and so raises for the first that is damaged, with its reason.
             pass
@@ -187,30 +186,6 @@ class _Wanted:
         return min(self.max_batch_bytes, _MAX_ARROW_BYTES - self.chunk_bytes)
 
 
-class _Aborted:
-    """Which batches belong to aborted transactions: Kafka's rule, over the batches of one fetch in their order.
-
-    A transaction is aborted from its first offset to the abort marker of its producer.
-    """
-
-    def __init__(self, aborted: Sequence[tuple[int, int]]) -> None:
-        self._coming = sorted(aborted, key=lambda entry: entry[1], reverse=True)
-        self._producers: set[int] = set()
-
-    def hides(self, batch: memoryview, attributes: int, producer_id: int, last_offset: int) -> bool:
-        """Whether the records of this batch are not to be shown; markers change what holds for later ones."""
-        if producer_id < 0:
-            return False
-        while self._coming and self._coming[-1][1] <= last_offset:
-            self._producers.add(self._coming.pop()[0])
-        if attributes & CONTROL_BIT:
-            marker = decode_end_marker(batch)
-            if marker is not None and marker.type is MarkerType.ABORT:
-                self._producers.discard(producer_id)
-            return True
-        return attributes & TRANSACTIONAL_BIT != 0 and producer_id in self._producers
-
-
 # --- compiled ---------------------------------------------------------------------------------------------------------
 
 
@@ -229,7 +204,7 @@ class _Section:
 
 
 def _decode_compiled(
-    kernels: ModuleType, records: Buffer, wanted: _Wanted, aborted: _Aborted | None
+    kernels: ModuleType, records: Buffer, wanted: _Wanted, aborted: AbortedTransactions | None
 ) -> tuple[list[RecordColumns], int]:
     if len(records) == 0:
         return [], wanted.start_offset
@@ -279,7 +254,7 @@ def _rows_in_range(kernels: ModuleType, table: Int64s, view: memoryview, wanted:
     return table
 
 
-def _rows_to_read(rows: list[list[int]], view: memoryview, wanted: _Wanted, aborted: _Aborted) -> list[int]:
+def _rows_to_read(rows: list[list[int]], view: memoryview, wanted: _Wanted, aborted: AbortedTransactions) -> list[int]:
     """The same where batches of aborted transactions are hidden, which their order decides: the rows' numbers."""
     chosen: list[int] = []
     start_offset, check_crcs = wanted.start_offset, wanted.check_crcs
@@ -457,7 +432,7 @@ def decode_in_python(
 ) -> tuple[list[RecordColumns], int]:
     """As `decode`, with an object per record."""
     wanted = _Wanted(start_offset, end_offset, include_headers, check_crcs, max_batch_bytes, chunk_bytes)
-    hidden = _Aborted(aborted) if read_committed else None
+    hidden = AbortedTransactions(aborted) if read_committed else None
     chunks: list[RecordColumns] = []
     rows: list[tuple[Record, TimestampType]] = []
     size_bytes = 0
@@ -518,7 +493,9 @@ def _corrupt(header: BatchHeader, reason: str) -> ApiError:
     return ApiError(ErrorCode.CORRUPT_MESSAGE, f"{_place(header.base_offset)} {reason}")
 
 
-def _records_of(header: BatchHeader, batch: memoryview, wanted: _Wanted, hidden: _Aborted | None) -> list[Record]:
+def _records_of(
+    header: BatchHeader, batch: memoryview, wanted: _Wanted, hidden: AbortedTransactions | None
+) -> list[Record]:
     """The records of a batch that may be shown; the range of offsets is applied to whole batches only."""
     outside = header.last_offset < wanted.start_offset
     if hidden is None and (outside or header.is_control):

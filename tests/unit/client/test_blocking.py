@@ -128,3 +128,27 @@ def test_pickles_with_its_credentials() -> None:
     with BlockingConnection("h", 1, timeout_ms=5, connect_timeout_ms=7, sasl=client) as connection:
         other = pickle.loads(pickle.dumps(connection))
     assert (other._timeout_ms, other._connect_timeout_ms, other._sasl) == (5, 7, client)
+
+
+def test_another_thread_interrupts_who_waits() -> None:
+    asked = threading.Event()
+
+    def silent(_request: Any) -> None:
+        asked.set()
+
+    with FakeBroker({ApiKey.HEARTBEAT: silent}) as broker, connected(broker) as connection:
+        failures: list[ErrorCode] = []
+
+        def wait() -> None:
+            try:
+                connection.request(HeartbeatRequest(group_id="1"))
+            except ApiError as error:
+                failures.append(error.code)
+
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        assert asked.wait(20)
+        connection.interrupt()
+        waiting.join(20)
+        assert failures == [ErrorCode.NETWORK_EXCEPTION]
+        connection.interrupt()  # of nobody

@@ -16,6 +16,7 @@ from millrace.errors import ApiError, ErrorCode
 from millrace.records.batch import ProduceLimits, read_header, validate_produced
 from millrace.records.compression import Codec
 from millrace.records.decode import check_records, decode_records
+from millrace.records.hashing import murmur2
 from millrace.spark import batches
 from millrace.spark.batches import (
     BatchSettings,
@@ -23,7 +24,6 @@ from millrace.spark.batches import (
     encode,
     encode_in_python,
     encode_rows,
-    murmur2,
     partition_for_keys,
     partition_for_keys_in_python,
 )
