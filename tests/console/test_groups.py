@@ -115,6 +115,9 @@ def test_forgetting_and_deleting(cluster: Cluster, visitor: Visitor) -> None:
     answer = visitor.get(address)
     assert answer.status_code == 200
     assert "<c>" not in answer.text.replace("&lt;c&gt;", "")
-    assert "forgotten 2 partitions" in visitor.done(f"{address}/forget", topic="orders")
     assert visitor.post(f"{address}/delete", name="other").status_code == 400
     assert "was deleted" in visitor.done(f"{address}/delete", name="a/b <c>")
+    consumer = Consumer({"bootstrap.servers": cluster.bootstrap_servers, "group.id": "forgetful"})
+    consumer.commit(offsets=[TopicPartition("orders", 0, 1), TopicPartition("orders", 1, 1)], asynchronous=False)
+    consumer.close()
+    assert "forgotten 2 partitions" in visitor.done("/groups/forgetful/forget", topic="orders")

@@ -35,7 +35,7 @@ def test_parses(text: str, expected_ms: int) -> None:
 def test_refuses(text: str) -> None:
     with pytest.raises(AdminError, match="is no time") as caught:
         parse_time_ms(text, now_ms=NOW_MS)
-    assert caught.value.exit_code == 2
+    assert caught.value.mistake
 
 
 def test_prints_utc_with_milliseconds() -> None:

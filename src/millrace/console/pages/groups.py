@@ -101,15 +101,16 @@ def forget_topic(page: Page) -> Response:
     """Have the group forget what it has committed of one topic."""
     name, topic = page.path["group"], page.field("topic")
     with page.access.client() as client:
-        places = [each for each in administration.committed_offsets(client, name) if each.topic == topic]
+        committed = administration.committed_offsets(client, name)
+        places = [each for each in committed if each.topic == topic]
         refused = administration.delete_offsets(client, name, places)
     if refused:
         place, why = next(iter(refused.items()))
         raise BadInput(f"{place}: {why}")
     page.access.companion(Monitor, Monitor).changed()
-    return page.go(
-        f"/groups/{segment(name)}", good=f"The group has forgotten {plural(len(places), 'partition')} of {topic}"
-    )
+    # A group that has nothing left is no more.
+    after = f"/groups/{segment(name)}" if len(places) < len(committed) else "/groups"
+    return page.go(after, good=f"The group has forgotten {plural(len(places), 'partition')} of {topic}")
 
 
 @page("/groups/{group:path}")
