@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 from millrace.client.cluster import ClusterClient
+from millrace.client.settings import ClientSettings
 from millrace.clock import Clock, SystemClock
 from millrace.console.roles import Role
 from millrace.console.settings import ConsoleSettings, Login
@@ -52,9 +53,14 @@ class Access:
         own = {"request.timeout.ms", "default.api.timeout.ms"}  # it has other names for these
         return {name: value for name, value in properties.items() if name not in own}
 
+    @property
+    def client_settings(self) -> ClientSettings:
+        """For the project's own clients, with what this user logs in with."""
+        return self.settings.client_settings(self.username, self._password)
+
     def new_client(self) -> ClusterClient:
         """A client of the caller's own, for long work; whoever asked closes it."""
-        return ClusterClient(self.settings.client_settings(self.username, self._password))
+        return ClusterClient(self.client_settings)
 
     @contextmanager
     def client(self) -> Iterator[ClusterClient]:

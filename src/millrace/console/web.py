@@ -103,7 +103,9 @@ class Page:
 
     def render(self, template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
         """The page. When htmx replaces a part of it, it asks for the whole and takes that part (`hx-select`)."""
-        content = _templates.get_template(template).render({**_common(self.request, self.session), **values})
+        common = _common(self.request, self.session)
+        assert not common.keys() & values.keys(), f"{template}: the layout has a name of its own for this"
+        content = _templates.get_template(template).render({**common, **values})
         return HTMLResponse(content, status_code=status)
 
     def go(self, path: str, *, good: str = "", bad: str = "", **query: Any) -> Response:

@@ -7,9 +7,9 @@ from typing import Final, NamedTuple
 
 from starlette.routing import Route
 
-from millrace.console.pages import brokers, entrance, groups, overview, topic, topics
+from millrace.console.pages import brokers, entrance, groups, overview, queues, topic, topics
 
-ALL: Final[tuple[ModuleType, ...]] = (entrance, overview, topics, topic, groups, brokers)
+ALL: Final[tuple[ModuleType, ...]] = (entrance, overview, topics, topic, groups, queues, brokers)
 
 
 class MenuItem(NamedTuple):
@@ -24,6 +24,7 @@ MENU: Final = (
     MenuItem("/", "Overview", "o"),
     MenuItem("/topics", "Topics", "t"),
     MenuItem("/groups", "Groups", "g"),
+    MenuItem("/queues", "Queues", "q"),
     MenuItem("/brokers", "Brokers", "b"),
 )
 
