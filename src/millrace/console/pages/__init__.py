@@ -7,9 +7,9 @@ from typing import Final, NamedTuple
 
 from starlette.routing import Route
 
-from millrace.console.pages import brokers, entrance, groups, overview, queues, topic, topics
+from millrace.console.pages import brokers, entrance, groups, overview, queues, security, topic, topics
 
-ALL: Final[tuple[ModuleType, ...]] = (entrance, overview, topics, topic, groups, queues, brokers)
+ALL: Final[tuple[ModuleType, ...]] = (entrance, overview, topics, topic, groups, queues, brokers, security)
 
 
 class MenuItem(NamedTuple):
@@ -26,6 +26,7 @@ MENU: Final = (
     MenuItem("/groups", "Groups", "g"),
     MenuItem("/queues", "Queues", "q"),
     MenuItem("/brokers", "Brokers", "b"),
+    MenuItem("/security", "Security", "s"),
 )
 
 
