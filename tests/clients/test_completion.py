@@ -102,6 +102,7 @@ def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, b
         (["produce", "orders", "-z", "z"], ["zstd"]),
         (["produce", "orders", "--acks", ""], ["0", "1", "all"]),
         (["consume", "orders", "--isolation", "read-c"], ["read-committed"]),
+        (["top", "--sort", "r"], ["rate"]),
         (["transactions", "list", "--state", "prepare-a"], ["prepare-abort"]),
         (["up", "--log-level", "w"], ["warning"]),
         (["pipeline", "show", "me"], ["metrics"]),
