@@ -111,7 +111,7 @@ def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, b
         (["acls", "add", "--operation", "de"], ["delete", "describe", "describe-configs", "describe-tokens"]),
         (["acls", "check", "--topic", "pa"], ["payments"]),
         (["users", "add", "ann", "--mechanism", "SCRAM-SHA-5"], ["SCRAM-SHA-512"]),
-        (["top"], ["topics"]),
+        (["top"], ["top", "topics"]),
         (["nonsense", "x"], []),
     ],
     ids=lambda value: " ".join(value) or "-",
