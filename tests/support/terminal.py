@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Mapping
 from types import TracebackType
@@ -54,6 +55,12 @@ class Terminal:
 
     def type(self, text: str) -> None:
         os.write(self._screen, text.encode())
+
+    @property
+    def shows_what_is_typed(self) -> bool:
+        """Whether it is as a shell wants it, line by line and with an echo."""
+        wanted = termios.ECHO | termios.ICANON
+        return bool(termios.tcgetattr(self._screen)[3] & wanted == wanted)
 
     def interrupt(self) -> None:
         self.process.send_signal(signal.SIGINT)

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 from millrace.admin.errors import AdminError, Unreachable
@@ -21,8 +23,20 @@ def ask(cluster: ClusterClient, message: Request) -> Any:
 
     Any broker will do: each knows the metadata, and passes changes on to the controller.
     """
-    try:
+    with _telling():
         return cluster.ask_first(message)
+
+
+def newest_version(cluster: ClusterClient, wanted: type[Request]) -> int:
+    """The newest version of a request that both sides know; Unreachable where nobody answers."""
+    with _telling():
+        return cluster.newest_version(wanted)
+
+
+@contextmanager
+def _telling() -> Iterator[None]:
+    try:
+        yield
     except ApiError as error:
         if error.code not in _NOBODY_THERE:
             raise

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from millrace.admin.asking import ask, check
+from millrace.admin.asking import ask, check, newest_version
 from millrace.admin.errors import AdminError
 from millrace.admin.words import count_text
 from millrace.client.cluster import ClusterClient
@@ -48,6 +48,7 @@ from millrace.wire.messages.partitions import (
 from millrace.wire.messages.quorum import DescribeQuorumRequest, DescribeQuorumResponse
 
 MIN_ISR: Final = "min.insync.replicas"
+_FENCED_FROM: Final = 2
 _METADATA_TOPIC: Final = "__cluster_metadata"
 _ELECTION_TIMEOUT_MS: Final = 30_000
 
@@ -57,7 +58,7 @@ _ELECTION_TIMEOUT_MS: Final = 30_000
 
 def read_cluster(cluster: ClusterClient, *, settings: bool = False) -> ClusterImage:
     """The cluster now; with `settings` also how many in-sync replicas each topic wants."""
-    described: DescribeClusterResponse = ask(cluster, DescribeClusterRequest(include_fenced_brokers=True))
+    described = _described(cluster)
     check(described.error_code, "the cluster cannot be described", described.error_message)
     cluster.learn_brokers({each.broker_id: (each.host, each.port) for each in described.brokers if not each.is_fenced})
     metadata: MetadataResponse = ask(cluster, MetadataRequest(topics=None, allow_auto_topic_creation=False))
@@ -76,6 +77,13 @@ def read_cluster(cluster: ClusterClient, *, settings: bool = False) -> ClusterIm
     if settings:
         changes += _min_isr(cluster, [topic.name or "" for topic in metadata.topics])
     return ClusterImage().apply(tuple(changes), index)
+
+
+def _described(cluster: ClusterClient) -> DescribeClusterResponse:
+    """With the brokers that do not run, where they are told of: Kafka before 4.0 forgets them."""
+    tells = newest_version(cluster, DescribeClusterRequest) >= _FENCED_FROM
+    answer: DescribeClusterResponse = ask(cluster, DescribeClusterRequest(include_fenced_brokers=tells))
+    return answer
 
 
 def _metadata_log(cluster: ClusterClient) -> tuple[int, int]:

@@ -315,7 +315,7 @@ def shifts(
             new = target.offset
         elif target.by is not None:
             if old is None:
-                raise AdminError(f"--by: the group has no offset for {place}")
+                raise AdminError(f"the group has no offset for {place}")
             new = old + target.by
         else:
             at_time = by_time.get(place)

@@ -159,7 +159,12 @@ def _known_as(state: PartitionState, broker_id: int) -> str | None:
 
 
 def _with_eligible(cluster: ClusterClient, image: ClusterImage, wanted: Iterable[TopicPartition]) -> ClusterImage:
-    """With what Metadata does not tell: who is eligible, and whose log is away although its broker lives."""
+    """With what Metadata does not tell: who is eligible, and whose log is away although its broker lives.
+
+    Kafka before 3.8 does not tell that at all.
+    """
+    if not cluster.serves(DescribeTopicPartitionsRequest):
+        return image
     topics = [
         DescribeTopicPartitionsRequest.TopicRequest(name=name) for name in sorted({each.topic for each in wanted})
     ]

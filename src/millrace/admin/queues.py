@@ -20,9 +20,9 @@ from millrace.admin.groups import (
     Target,
     delete_group,
     end_offsets,
+    list_groups,
     other_kind,
     shifts,
-    word,
 )
 from millrace.admin.groups import share_group as read_share_group
 from millrace.admin.topics import existing, offset_bounds
@@ -32,7 +32,6 @@ from millrace.metadata.deltas import ResourceType
 from millrace.model import TopicPartition
 from millrace.queues.dead_letters import TAKES_DEAD_LETTERS, unusable_reason
 from millrace.queues.settings import DeadLetterSettings
-from millrace.wire.messages.groups import ListGroupsRequest
 from millrace.wire.messages.share_groups import (
     AlterShareGroupOffsetsRequest,
     AlterShareGroupOffsetsResponse,
@@ -69,11 +68,7 @@ class QueuePartition:
 
 def list_queues(cluster: ClusterClient) -> list[ListedGroup]:
     """Every queue of the cluster, by name."""
-    found: dict[str, ListedGroup] = {}
-    for answer in cluster.ask_every_broker(ListGroupsRequest(types_filter=[SHARE])):
-        raise_for(answer.error_code)
-        found |= {each.group_id: ListedGroup(each.group_id, word(each.group_state), SHARE) for each in answer.groups}
-    return [found[name] for name in sorted(found)]
+    return [each for each in list_groups(cluster) if each.type == SHARE]
 
 
 def describe_queue(cluster: ClusterClient, name: str) -> GroupView:

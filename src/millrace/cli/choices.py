@@ -10,6 +10,7 @@ from millrace.cli.output import CommandError
 
 COMPRESSIONS: Final = ("none", "gzip", "snappy", "lz4", "zstd")
 ISOLATIONS: Final = ("read-committed", "read-uncommitted")
+TOP_SORTS: Final = ("rate", "bytes", "size", "lag", "name")
 ACKS: Final = ("all", "1", "0")
 _ACKS_NUMBER_OF_ALL: Final = "-1"
 

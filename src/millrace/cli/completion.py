@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from typer.core import TyperArgument
 
-from millrace.cli.choices import ACKS, COMPRESSIONS, ISOLATIONS
+from millrace.cli.choices import ACKS, COMPRESSIONS, ISOLATIONS, TOP_SORTS
 
 if TYPE_CHECKING:
     from millrace.client.cluster import ClusterClient
@@ -133,6 +133,7 @@ _CHOICES: Final[dict[str, _Words]] = {
     "--compression": lambda _: COMPRESSIONS,
     "--acks": lambda _: ACKS,
     "--isolation": lambda _: ISOLATIONS,
+    "--sort": lambda _: TOP_SORTS,
 }
 
 

@@ -184,6 +184,9 @@ def reset(
         chosen = sorted(committed) if all_topics else chosen_partitions(cluster, topics or [])
         if not chosen:
             raise CommandError(f"group '{name}' has no committed offsets")
+        missing = [each for each in chosen if each not in committed]
+        if by is not None and missing:
+            raise CommandError(f"--by: the group has no offset for {missing[0]}")
         plan = group_views.plan_reset(cluster, chosen, committed, target)
         if execute:
             group_views.execute(cluster, name, plan)

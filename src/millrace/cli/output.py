@@ -29,6 +29,7 @@ __all__ = [
     "print_json",
     "print_remark",
     "print_table",
+    "printable",
     "size_text",
 ]
 
@@ -63,9 +64,9 @@ def print_json(value: Any) -> None:
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> None:
     """A table; columns whose cells are all numbers stand flush right, None is shown as '-'."""
-    cells = [["-" if cell is None else _printable(str(cell)) for cell in row] for row in rows]
+    cells = [["-" if cell is None else printable(str(cell)) for cell in row] for row in rows]
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    for line in _wrapped(_printable(title), width) if title else ():
+    for line in _wrapped(printable(title), width) if title else ():
         print(line if width is None else f"{_BOLD}{line}{_PLAIN}")
     for line in lay_out(columns, cells, width):
         print(line)
@@ -144,7 +145,7 @@ def _wrapped(cell: str, width: int | None) -> list[str]:
     return textwrap.wrap(cell, width, break_long_words=False, break_on_hyphens=False) or [""]
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Names come from anybody: what would move the cursor or colour the screen is shown as its escape."""
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 

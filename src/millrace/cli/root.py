@@ -30,6 +30,7 @@ NOUNS: Final = (
     "status",
     "broker",
     "cluster",
+    "top",
     "topics",
     "produce",
     "consume",

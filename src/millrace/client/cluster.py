@@ -392,6 +392,13 @@ class ClusterClient:
             except ApiError as error:
                 attempts.failed(error)
 
+    def newest_version(self, wanted: type[Request]) -> int:
+        """The newest version of a request that both sides know, by what one broker says; one attempt.
+
+        ApiError UNSUPPORTED_VERSION where there is none.
+        """
+        return versions.version_for(wanted, self._any_connection().offered)
+
     # For those that keep requests in flight, or try again, themselves.
 
     def coordinator(self, key: str, kind: CoordinatorKind = CoordinatorKind.GROUP) -> BlockingConnection:

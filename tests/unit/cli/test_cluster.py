@@ -113,6 +113,12 @@ class Commands:
         captured = self._capsys.readouterr()
         return captured.out, captured.err
 
+    def age(self) -> None:
+        """From now on it is an old Kafka: no fenced brokers, no quorum, nobody eligible."""
+        self._broker.max_versions[ApiKey.DESCRIBE_CLUSTER] = 1
+        for key in (ApiKey.DESCRIBE_QUORUM, ApiKey.DESCRIBE_TOPIC_PARTITIONS):
+            del self._broker.answers[key]
+
     def answer(self, key: ApiKey, answer: Callable[[Any], Any]) -> None:
         self._broker.answers[key] = answer
 
@@ -248,6 +254,14 @@ def test_a_healthy_cluster(cluster: Commands) -> None:
     assert cluster("health") == ("healthy: 3 brokers, 2 topics, 3 partitions\n", "")
     told = cluster.json("health")
     assert told["healthy"] and told["problems"] == [] and told["live_brokers"] == told["brokers"] == 3
+
+
+def test_old_brokers_tell_less(cluster: Commands) -> None:
+    cluster.cluster(a=[GOOD, PartitionState((2,), (2,), -1)])
+    cluster.age()
+    out, _ = cluster("health", exit_code=1)
+    assert out.splitlines() == ["a-1: no leader; broker 2, the last in sync, has a log that can be read"]
+    assert cluster.json("describe")["controller_epoch"] == 0
 
 
 def test_a_line_for_each_problem_and_an_exit_code(cluster: Commands) -> None:
