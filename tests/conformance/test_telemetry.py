@@ -12,19 +12,18 @@ from typing import Any
 import pytest
 
 from millrace.errors import ErrorCode
-from millrace.metadata.deltas import ResourceType
 from millrace.model import ZERO_UUID, encode_uuid
 from millrace.records.compression import Codec, compress
 from millrace.telemetry.manager import ClientTelemetry
 from millrace.testing import Cluster
 from millrace.wire.keys import ApiKey
 from millrace.wire.messages.api_versions import ApiVersionsRequest
-from millrace.wire.messages.configs import IncrementalAlterConfigsRequest
 from millrace.wire.messages.telemetry import (
     GetTelemetrySubscriptionsRequest,
     GetTelemetrySubscriptionsResponse,
     PushTelemetryRequest,
 )
+from support.client_metrics import subscribe, unsubscribe
 from support.otlp import OtlpEndpoint, gauge, metric_names, resources
 from support.raw import MIB, PATIENT_S, PeerClosed, RawClient, framed
 
@@ -62,28 +61,6 @@ def telemetry_of(cluster: Cluster) -> ClientTelemetry:
     services = cluster._brokers[1].services
     assert services is not None and services.telemetry is not None
     return services.telemetry
-
-
-def subscribe(client: RawClient, name: str, **values: str | None) -> None:
-    request = IncrementalAlterConfigsRequest(
-        resources=[
-            IncrementalAlterConfigsRequest.AlterConfigsResource(
-                resource_type=ResourceType.CLIENT_METRICS,
-                resource_name=name,
-                configs=[
-                    IncrementalAlterConfigsRequest.AlterableConfig(
-                        name=setting.replace("_", "."), config_operation=int(value is None), value=value
-                    )
-                    for setting, value in values.items()
-                ],
-            )
-        ]
-    )
-    assert client.call(request, 1).responses[0].error_code == 0
-
-
-def unsubscribe(client: RawClient, name: str) -> None:
-    subscribe(client, name, metrics=None, interval_ms=None, match=None)
 
 
 @pytest.fixture
