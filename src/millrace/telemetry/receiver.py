@@ -173,12 +173,13 @@ class FileReceiver:
     def _append(self, line: bytes) -> None:
         fd = os.open(self._path, _FLAGS, _MODE)
         try:
-            before = os.fstat(fd).st_size
+            before, left = os.fstat(fd).st_size, line
             try:
-                while line:
-                    line = line[os.write(fd, line) :]
+                while left:
+                    left = left[os.write(fd, left) :]
             except OSError:
-                os.ftruncate(fd, before)  # no half of a line
+                if os.fstat(fd).st_size == before + len(line) - len(left):  # nobody else has added to it
+                    os.ftruncate(fd, before)
                 raise
         finally:
             os.close(fd)
