@@ -152,6 +152,21 @@ def test_a_push_reaches_the_receiver_with_whose_it_is(
     assert (request.path, request.content_type) == ("/v1/metrics", "application/x-protobuf")
 
 
+def test_a_client_may_be_gone_right_after_its_last_push(
+    cluster: Cluster, subscription: str, endpoint: OtlpEndpoint
+) -> None:
+    with connect(cluster) as client:
+        told = ask(client)
+        request = PushTelemetryRequest(
+            client_instance_id=told.client_instance_id,
+            subscription_id=told.subscription_id,
+            terminating=True,
+            metrics=gauge("last.words", 1),
+        )
+        client.request(request, 0)
+    endpoint.wait_for(lambda requests: any("last.words" in metric_names(each.body) for each in requests))
+
+
 def test_pushes_that_are_not_in_order(client: RawClient, subscription: str) -> None:
     told = ask(client)
     for instance_id in (ZERO_UUID, uuid.UUID(int=1)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -107,6 +108,7 @@ class OtlpEndpoint:
     requests: list[Request] = field(default_factory=list)
     """Those that were answered with 200."""
     keeps_open: bool = True
+    tls: ssl.SSLContext | None = None
 
     def __post_init__(self) -> None:
         endpoint = self
@@ -129,6 +131,8 @@ class OtlpEndpoint:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
+        if self.tls is not None:
+            self._server.socket = self.tls.wrap_socket(self._server.socket, server_side=True)
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02})
 
     def __enter__(self) -> Self:
@@ -144,7 +148,7 @@ class OtlpEndpoint:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_address[1]}/v1/metrics"
+        return f"{'http' if self.tls is None else 'https'}://127.0.0.1:{self._server.server_address[1]}/v1/metrics"
 
     def wait_for(self, enough: Callable[[list[Request]], bool]) -> list[Request]:
         """All requests, once they are enough."""

@@ -5,7 +5,9 @@ What is decided is in `telemetry`; subscriptions are settings of client-metrics 
 
 from __future__ import annotations
 
-from typing import Final
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, Final
 
 from millrace.handlers.context import RequestContext
 from millrace.handlers.needs import NOTHING
@@ -54,7 +56,9 @@ def get_telemetry_subscriptions(
 
 
 @api(ApiKey.PUSH_TELEMETRY, PushTelemetryRequest, "0", needs=NOTHING, setting=_RECEIVER)
-async def push_telemetry(context: RequestContext, request: PushTelemetryRequest) -> PushTelemetryResponse:
+def push_telemetry(
+    context: RequestContext, request: PushTelemetryRequest
+) -> PushTelemetryResponse | Coroutine[Any, Any, PushTelemetryResponse]:
     """Take metrics of a client, and pass them on to the receiver with the client's identity (KIP-714).
 
     Served, and named in ApiVersions, only where `telemetry.receiver` is set. Answered before the receiver has them;
@@ -63,7 +67,12 @@ async def push_telemetry(context: RequestContext, request: PushTelemetryRequest)
     no OTLP, is INVALID_RECORD.
     """
     push = Push(request.subscription_id, request.compression_type, request.metrics, request.terminating)
-    await _telemetry(context).push(request.client_instance_id, _client(context), push, _on_lost(context))
+    work = _telemetry(context).push(request.client_instance_id, _client(context), push, _on_lost(context))
+    return PushTelemetryResponse() if work is None else _pushed(work)
+
+
+async def _pushed(work: asyncio.Future[bytes]) -> PushTelemetryResponse:
+    await asyncio.shield(work)
     return PushTelemetryResponse()
 
 
@@ -77,7 +86,7 @@ def _client(context: RequestContext) -> Client:
     peer = context.peer
     name, version = _UNKNOWN if peer is None else peer.software or _UNKNOWN
     return Client(
-        client_id=context.header.client_id or "",
+        client_id=context.header.client_id,
         software_name=name,
         software_version=version,
         address=context.client_host,

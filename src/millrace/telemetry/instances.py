@@ -51,7 +51,7 @@ assert CLIENT_METRICS_SETTINGS["interval.ms"].default == DEFAULT_INTERVAL_MS
 class Client:
     """Who pushes, as far as the broker knows."""
 
-    client_id: str
+    client_id: str | None
     software_name: str
     software_version: str
     address: str
@@ -59,10 +59,11 @@ class Client:
     principal: str
 
     def attributes(self, instance_id: uuid.UUID) -> dict[str, str]:
-        """By the names that subscriptions match by."""
+        """By the names that subscriptions match by; who has no client id matches none."""
+        named = {} if self.client_id is None else {"client_id": self.client_id}
         return {
             "client_instance_id": encode_uuid(instance_id),
-            "client_id": self.client_id,
+            **named,
             "client_software_name": self.software_name,
             "client_software_version": self.software_version,
             "client_source_address": self.address,

@@ -96,8 +96,13 @@ class ClientTelemetry:
         self._bind(instance_id, instance, on_lost)
         return instance_id, instance
 
-    async def push(self, instance_id: uuid.UUID, client: Client, push: Push, on_lost: OnLost | None) -> None:
-        """Take a push; ApiError."""
+    def push(
+        self, instance_id: uuid.UUID, client: Client, push: Push, on_lost: OnLost | None
+    ) -> asyncio.Future[bytes] | None:
+        """Take a push; ApiError. What is done, or fails with ApiError, when it was unpacked; None: it is empty.
+
+        It goes its way in any case: a client may be gone right after its last push.
+        """
         self.pushes_total += 1
         self.pushed_bytes_total += len(push.metrics)
         try:
@@ -106,14 +111,12 @@ class ClientTelemetry:
             instance = self._instances.instance(instance_id, client)
             self._bind(instance_id, instance, on_lost)
             self._instances.check_push(instance, push, self.max_bytes)
-            if push.metrics:
-                await self._export(instance_id, instance, client, push)
-            instance.last_error = ErrorCode.NONE
         except ApiError:
             self.refused_total += 1
             raise
-
-    async def _export(self, instance_id: uuid.UUID, instance: Instance, client: Client, push: Push) -> None:
+        instance.last_error = ErrorCode.NONE
+        if not push.metrics:
+            return None
         attributes = {
             **client.attributes(instance_id),
             "principal": client.principal,
@@ -122,16 +125,20 @@ class ClientTelemetry:
         told = {name: text[:MAX_ATTRIBUTE_LENGTH] for name, text in attributes.items()}
         unpack = partial(unpacked, Codec(push.codec), push.metrics, told, self._max_expanded_bytes)
         work = asyncio.get_running_loop().run_in_executor(self._worker, unpack)
-        work.add_done_callback(self._unpacked)
-        try:
-            await asyncio.shield(work)  # a client may be gone right after its last push
-        except ApiError as error:
-            instance.last_error = error.code
-            raise
+        work.add_done_callback(partial(self._unpacked, instance))
+        return work
 
-    def _unpacked(self, work: asyncio.Future[bytes]) -> None:
-        if not work.cancelled() and work.exception() is None and (ready := work.result()):
-            self._forwarding.offer(ready)
+    def _unpacked(self, instance: Instance, work: asyncio.Future[bytes]) -> None:
+        if work.cancelled():
+            return
+        error = work.exception()
+        if error is None:
+            if metrics := work.result():
+                self._forwarding.offer(metrics)
+        else:
+            self.refused_total += 1
+            if isinstance(error, ApiError):
+                instance.last_error = error.code
 
     def _bind(self, instance_id: uuid.UUID, instance: Instance, on_lost: OnLost | None) -> None:
         """An instance goes with the connection that it was last heard on."""

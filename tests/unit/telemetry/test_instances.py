@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -101,6 +102,11 @@ def test_all_metrics_are_said_by_a_star_alone() -> None:
 def test_a_client_matches_by_all_of_its_pairs_and_whole_values(match: str, fits: bool) -> None:
     world = World(a={"metrics": "x", "match": match})
     assert (world.ask().metrics == ("x",)) is fits
+
+
+def test_who_has_no_client_id_matches_none() -> None:
+    world = World(a={"metrics": "x", "match": "client_id=.*"}, b={"metrics": "y", "match": "client_source_port=.*"})
+    assert world.ask(client=replace(CLIENT, client_id=None)).metrics == ("y",)
 
 
 def test_a_subscription_that_cannot_be_read_concerns_nobody(caplog: pytest.LogCaptureFixture) -> None:

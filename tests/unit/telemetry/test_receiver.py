@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import ssl
 import stat
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+import trustme
 
 from millrace.clock import SystemClock
 from millrace.errors import ConfigError
@@ -170,6 +172,21 @@ async def test_an_endpoint_that_does_not_answer_is_given_up(monkeypatch: pytest.
         with pytest.raises(NotTaken, match="no answer within 50 ms"):
             await taking.take(b"x")
         hung.set()
+
+
+async def test_an_endpoint_with_tls_has_to_prove_who_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(tls)
+    with OtlpEndpoint(tls=tls) as endpoint:
+        with pytest.raises(NotTaken, match="certificate verify failed"):
+            await receiver_of(endpoint.url, WORKER, CLOCK).take(b"x")
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+        taking = receiver_of(endpoint.url, WORKER, CLOCK)
+        await taking.take(b"x")
+        taking.close()
+        assert [request.body for request in endpoint.requests] == [b"x"]
 
 
 @pytest.mark.parametrize(("status", "for_good"), [(400, True), (301, True), (503, False), (429, False)])
