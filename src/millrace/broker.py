@@ -53,6 +53,7 @@ from millrace.storage.directory import LogDirectory
 from millrace.storage.files import DEFAULT_MAX_OPEN, Files
 from millrace.storage.logdirs import LogDirs
 from millrace.tasks import Tasks
+from millrace.telemetry.manager import ClientTelemetry
 
 logger = logging.getLogger(__name__)
 
@@ -204,6 +205,7 @@ class Broker:
             ),
             quotas=quotas,
         )
+        self.services.telemetry = self._client_telemetry(controller)
         audit_log = AuditLog(self.services)
         self.services.audit = audit_log.audit
         await self._make_listeners(self.services, limits, derivation)
@@ -318,6 +320,14 @@ class Broker:
             clock=self.clock,
         )
 
+    def _client_telemetry(self, controller: Controller) -> ClientTelemetry | None:
+        if not self.config.get("telemetry.receiver"):
+            return None
+        telemetry = ClientTelemetry(self.config, lambda: controller.image.configs, self.clock)
+        self._stops.append(telemetry.stop)
+        telemetry.start()
+        return telemetry
+
     # --- listeners ----------------------------------------------------------------------------------------------------
 
     async def _make_listeners(self, services: Services, limits: ConnectionLimits, derivation: KeyDerivation) -> None:
@@ -338,7 +348,8 @@ class Broker:
         )
         answers = AnswerRoom(budget, self.clock)
         arrivals = Arrivals(config, services.quotas)
-        apis = registry.load()
+        registry.load()
+        apis = registry.served(registry.settings_given(config))
         for configured in config.listeners:
             self._listeners.append(
                 Listener(

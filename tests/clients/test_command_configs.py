@@ -147,3 +147,15 @@ def test_levels_of_loggers(run: CommandLine) -> None:
     run.text("configs", "unset", name, *of_loggers)
     assert run.json("configs", "get", name, *of_loggers) == [before]
     assert "set it to one of" in run.error("configs", "set", f"{name}=LOUD", *of_loggers)
+
+
+def test_subscriptions_to_metrics_of_clients(run: CommandLine) -> None:
+    of_it = ("--client-metrics", "all")
+    assert "nothing is set for the subscription 'all' to client metrics" in run.raw("configs", "get", *of_it)[1]
+    run.text("configs", "set", "metrics=*", "interval.ms=1000", *of_it)
+    shown = run.json("configs", "get", *of_it)
+    assert {(each["name"], each["value"]) for each in shown} == {("metrics", "*"), ("interval.ms", "1000")}
+    assert {each["source"] for each in shown} == {"DYNAMIC_CLIENT_METRICS_CONFIG"}
+    assert "expected name=pattern" in run.error("configs", "set", "match=shoe_size=44", *of_it)
+    run.text("configs", "unset", "metrics", "interval.ms", *of_it)
+    assert run.json("configs", "get", *of_it) == []

@@ -63,6 +63,7 @@ SETTINGS: Final = {
     "share.coordinator.state.topic.num.partitions": "1",
     "transaction.state.log.num.partitions": "1",
     "delegation.token.secret.key": "s3cret",
+    "telemetry.receiver": "file:/dev/null",
     "listeners": "PLAINTEXT://127.0.0.1:0,SASL_PLAINTEXT://127.0.0.1:0",
     "sasl.enabled.mechanisms": "PLAIN",
     # A name like any other, for somebody who has logged in: the rules are about the same principal.
@@ -77,6 +78,7 @@ TOKEN: Final = DelegationToken(TOKEN_ID, TOKEN_OWNER, TOKEN_OWNER, (), 0, LONG_M
 WITHOUT_RIGHTS: Final = frozenset({
     ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE,
     ApiKey.RENEW_DELEGATION_TOKEN, ApiKey.EXPIRE_DELEGATION_TOKEN,  # for whoever has the token
+    ApiKey.GET_TELEMETRY_SUBSCRIPTIONS, ApiKey.PUSH_TELEMETRY,  # of one's own metrics, where there is a receiver
 })  # fmt: skip
 SERVED: Final = sorted(registry.load())
 

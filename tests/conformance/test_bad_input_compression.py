@@ -1,7 +1,8 @@
 """Bad input, compression: bombs, streams that end early, sizes that lie.
 
-Three places where a broker might decompress: the check of keys on a compacted topic, compressing again under a topic's
-`compression.type`, and the search for a timestamp. Each must be bounded. A plain topic stores the bytes as they came.
+Four places where a broker might decompress: the check of keys on a compacted topic, compressing again under a topic's
+`compression.type`, the search for a timestamp, and metrics that clients push. Each must be bounded. A plain topic
+stores the bytes as they came.
 """
 
 from __future__ import annotations
@@ -17,11 +18,10 @@ import cramjam
 import pytest
 
 from millrace.errors import ErrorCode
-from millrace.handlers import registry
 from millrace.records.batch import HEADER_BYTES, read_header, with_crc
 from millrace.records.compression import Codec, compress
-from millrace.wire.keys import ApiKey
 from millrace.wire.messages.offsets import ListOffsetsRequest
+from millrace.wire.messages.telemetry import GetTelemetrySubscriptionsRequest, PushTelemetryRequest
 from millrace.wire.primitives import varint
 from support.raw import MIB, RawClient, WatchedBroker, batch, error_codes, produce_request
 
@@ -35,7 +35,7 @@ BOMB_BYTES = 200 * MIB
 
 @pytest.fixture(scope="module")
 def broker() -> Iterator[WatchedBroker]:
-    with WatchedBroker() as running:
+    with WatchedBroker({"telemetry.receiver": "file:/dev/null"}) as running:
         with running.connect() as client:
             for name, config in TOPICS.items():
                 client.create_topic(name, config=config)
@@ -231,9 +231,34 @@ def test_cve_2026_111073_a_bomb_that_is_stored_never_goes_off(broker: WatchedBro
         look_for_timestamps(client, topic)
 
 
-def test_cve_2026_111073_telemetry_is_not_served() -> None:
-    """The bomb was in the metrics that a client pushes. Whoever serves them has to bound what they unpack to."""
-    assert ApiKey.PUSH_TELEMETRY not in registry.load()
+@pytest.mark.parametrize("case", BOMBS)
+def test_cve_2026_111073_a_bomb_among_the_metrics_of_a_client(broker: WatchedBroker, case: str) -> None:
+    """The client is told that it is too much, and may go on; INVALID_RECORD would end its telemetry for good."""
+    codec, make = BOMBS[case]
+    with broker.unharmed(), broker.connect() as client:
+        assert push_metrics(client, codec, make()) == E.TELEMETRY_TOO_LARGE
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [b"\x0a\x00" * (4 * MIB - 1), b"\x50\x00" * (4 * MIB - 1), b"\x0a\x80\x80\x80\x04" + b"\x0a\x00" * (4 * MIB)],
+    ids=["resources", "unknown fields", "within a resource"],
+)
+def test_metrics_that_would_grow_or_take_long(broker: WatchedBroker, metrics: bytes) -> None:
+    """Each resource gets the client's attributes, and two bytes are one."""
+    with broker.unharmed(), broker.connect() as client:
+        assert push_metrics(client, Codec.ZSTD, compress(Codec.ZSTD, metrics)) == E.TELEMETRY_TOO_LARGE
+
+
+def push_metrics(client: RawClient, codec: Codec, metrics: bytes) -> int:
+    told = client.call(GetTelemetrySubscriptionsRequest(), 0)
+    request = PushTelemetryRequest(
+        client_instance_id=told.client_instance_id,
+        subscription_id=told.subscription_id,
+        compression_type=codec,
+        metrics=metrics,
+    )
+    return int(client.call(request, 0).error_code)
 
 
 def test_many_bombs_at_once(broker: WatchedBroker) -> None:

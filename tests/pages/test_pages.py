@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
         "docs/operations.md",
         "docs/queues.md",
         "docs/groups.md",
+        "docs/client-telemetry.md",
         "docs/compaction.md",
         "docs/pipelines.md",
         "docs/security.md",

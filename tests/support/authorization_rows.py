@@ -508,6 +508,8 @@ WAYS: Final = (
         compared=frozenset(),
         logged_in=True,
     ),
+    Way(ApiKey.GET_TELEMETRY_SUBSCRIPTIONS, 0, lambda _: {}),
+    Way(ApiKey.PUSH_TELEMETRY, 0, lambda _: {"client_instance_id": uuid.UUID(int=7)}),
     Way(ApiKey.API_VERSIONS, 4, lambda _: {"client_software_name": "raw", "client_software_version": "1"}),
     Way(
         ApiKey.CREATE_TOPICS,

@@ -51,6 +51,7 @@ VERIFIABLE_SHARE_CONSUMER = "org.apache.kafka.tools.VerifiableShareConsumer"
 SHARE_CONSUMER_PERFORMANCE = "org.apache.kafka.tools.ShareConsumerPerformance"
 ACLS = "org.apache.kafka.tools.AclCommand"
 DELEGATION_TOKENS = "org.apache.kafka.tools.DelegationTokenCommand"
+CLIENT_METRICS = "org.apache.kafka.tools.ClientMetricsCommand"
 TRANSACTIONS = "org.apache.kafka.tools.TransactionsCommand"
 TRANSACTIONAL_COPIER = "org.apache.kafka.tools.TransactionalMessageCopier"
 

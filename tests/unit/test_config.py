@@ -331,7 +331,21 @@ def test_the_least_compaction_lag_does_not_exceed_the_greatest() -> None:
 def test_client_metrics_subscriptions() -> None:
     broker = BrokerConfig()
     validate_overrides(Scope.CLIENT_METRICS, {"match": "client_id=web.*", "interval.ms": "100"}, broker)
-    for bad in ({"match": "shoe_size=44"}, {"match": "client_id=("}, {"interval.ms": "99"}):
+    for bad in (
+        {"match": "shoe_size=44"},
+        {"match": "client_id=("},
+        {"match": "client_id=a=b"},
+        {"match": "client_id="},
+        {"match": "client_id"},
+        {"match": "client_id=a,"},
+        {"match": "client_id=(?!a)b"},  # RE2 does not look ahead
+        {"match": "client_id=" + "a" * 2000},
+        {"metrics": "a,,b"},
+        {"interval.ms": "99"},
+        {"interval.ms": "3600001"},
+        {"interval.ms": "soon"},
+        {"metric": "a"},
+    ):
         with pytest.raises(ConfigError):
             validate_overrides(Scope.CLIENT_METRICS, bad, broker)
     entries = {entry.name: entry for entry in describe_client_metrics({"metrics": "a,b"}, broker)}

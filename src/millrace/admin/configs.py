@@ -48,6 +48,7 @@ _PLAIN_SOURCES: Final = {
     "STATIC_BROKER_CONFIG": "the broker's file",
     _DEFAULT: "default",
     "DYNAMIC_BROKER_LOGGER_CONFIG": "the logger",
+    "DYNAMIC_CLIENT_METRICS_CONFIG": "the subscription",
     "DYNAMIC_GROUP_CONFIG": "the group",
 }
 _REFUSED: Final = frozenset({ErrorCode.INVALID_CONFIG, ErrorCode.INVALID_REQUEST})
@@ -65,6 +66,8 @@ class Resource:
             return f"broker {self.name}" if self.name else "all brokers"
         if self.type is ResourceType.BROKER_LOGGER:
             return f"the loggers of broker {self.name}"
+        if self.type is ResourceType.CLIENT_METRICS:
+            return f"the subscription '{self.name}' to client metrics"
         return f"{self.type.name.lower()} '{self.name}'"
 
     @property

@@ -1,7 +1,7 @@
-"""`millrace configs`: settings of topics, groups, brokers and loggers, where their values come from, and changing them.
+"""`millrace configs`: settings of topics, groups, brokers, loggers and subscriptions to metrics of clients.
 
-One command for all of them, with the names that docs/configuration.md lists. Not here: how they are read and changed
-(`admin.configs`); shortcuts for one noun (`topics alter`, `queues alter`).
+Where their values come from, and changing them. One command for all, with the names that docs/configuration.md lists.
+Not here: how they are read and changed (`admin.configs`); shortcuts for one noun (`topics alter`, `queues alter`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,11 @@ Loggers = Annotated[
     int | None,
     typer.Option("--loggers", metavar="ID", min=0, help="The levels of this broker's loggers, until it stops."),
 ]
-_CHOICES: Final = "--topic, --group, --broker, --brokers or --loggers"
+ClientMetrics = Annotated[
+    str | None,
+    typer.Option("--client-metrics", metavar="NAME", help="Of this subscription to metrics of clients (KIP-714)."),
+]
+_CHOICES: Final = "--topic, --group, --broker, --brokers, --loggers or --client-metrics"
 
 
 @app.command(
@@ -50,13 +54,14 @@ def get(
     broker: Broker = None,
     brokers: Brokers = False,
     loggers: Loggers = None,
+    client_metrics: ClientMetrics = None,
     everything: Annotated[bool, typer.Option("--all", "-a", help="Also settings left at their default.")] = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     client: Client = None,
     as_json: Json = False,
 ) -> None:
     """Show settings, and where each value comes from: those that are not the default, those named, or all."""
-    resource = _resource(topic, group, broker, brokers, loggers)
+    resource = _resource(topic, group, broker, brokers, loggers, client_metrics)
     with open_client(bootstrap, name_values(client, "--client")) as cluster:
         _require(cluster, resource)
         if names:
@@ -77,7 +82,8 @@ def get(
     "set",
     epilog="Examples: `millrace configs set retention.ms=86400000 --topic orders`, "
     "`millrace configs set share.delivery.count.limit=3 --group workers`, "
-    "`millrace configs set log.retention.ms=3600000 --brokers`",
+    "`millrace configs set log.retention.ms=3600000 --brokers`, "
+    "`millrace configs set 'metrics=*' interval.ms=60000 --client-metrics all`",
 )
 def set_values(
     pairs: Annotated[list[str], typer.Argument(metavar="NAME=VALUE...", show_default=False, help="What to set.")],
@@ -87,12 +93,13 @@ def set_values(
     broker: Broker = None,
     brokers: Brokers = False,
     loggers: Loggers = None,
+    client_metrics: ClientMetrics = None,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     client: Client = None,
     as_json: Json = False,
 ) -> None:
     """Set settings, all of them or none; they hold at once."""
-    resource = _resource(topic, group, broker, brokers, loggers)
+    resource = _resource(topic, group, broker, brokers, loggers, client_metrics)
     settings = name_values(pairs, "set")
     with open_client(bootstrap, name_values(client, "--client")) as cluster:
         _require(cluster, resource)
@@ -116,12 +123,13 @@ def unset(
     broker: Broker = None,
     brokers: Brokers = False,
     loggers: Loggers = None,
+    client_metrics: ClientMetrics = None,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     client: Client = None,
     as_json: Json = False,
 ) -> None:
     """Take settings back, so that the next source (all brokers, the broker's file, the default) holds."""
-    resource = _resource(topic, group, broker, brokers, loggers)
+    resource = _resource(topic, group, broker, brokers, loggers, client_metrics)
     with open_client(bootstrap, name_values(client, "--client")) as cluster:
         _require(cluster, resource)
         not_set = config_values.change(cluster, resource, {}, names)
@@ -135,23 +143,31 @@ def unset(
             print(f"unset {name} for {resource}")
 
 
-def _resource(topic: str | None, group: str | None, broker: int | None, brokers: bool, loggers: int | None) -> Resource:
+def _resource(
+    topic: str | None,
+    group: str | None,
+    broker: int | None,
+    brokers: bool,
+    loggers: int | None,
+    client_metrics: str | None,
+) -> Resource:
     chosen = [
         *([] if topic is None else [config_values.topic(topic)]),
         *([] if group is None else [config_values.group(group)]),
         *([] if broker is None else [Resource(ResourceType.BROKER, str(broker))]),
         *([ALL_BROKERS] if brokers else []),
         *([] if loggers is None else [Resource(ResourceType.BROKER_LOGGER, str(loggers))]),
+        *([] if client_metrics is None else [Resource(ResourceType.CLIENT_METRICS, client_metrics)]),
     ]
     if len(chosen) != 1:
         raise CommandError(f"whose settings? give one of {_CHOICES}", exit_code=2)
     if not chosen[0].name and chosen[0] != ALL_BROKERS:
-        raise CommandError("a topic or group needs a name", exit_code=2)
+        raise CommandError("a topic, group or subscription needs a name", exit_code=2)
     return chosen[0]
 
 
 def _require(cluster: ClusterClient, resource: Resource) -> None:
-    """CommandError where there is no such topic or broker. A group may have settings before it has members."""
+    """CommandError where there is no such topic or broker. Others may have settings before there are such."""
     if resource.type is ResourceType.TOPIC:
         require_topic(cluster, resource.name)
     elif resource.broker_id is not None:

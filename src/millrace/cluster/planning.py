@@ -23,6 +23,7 @@ from millrace.config import (
     SETTINGS,
     BrokerConfig,
     Kind,
+    RefusedSubscription,
     Scope,
     format_value,
     validate_dynamic_broker,
@@ -550,8 +551,9 @@ def _check_altered(scope: Scope, values: Mapping[str, str], name: str, config: B
         else:
             validate_overrides(scope, values, config)
     except ConfigError as error:
-        # Kafka answers INVALID_REQUEST here for brokers and subscriptions (KAFKA-13609), and clients may rely on it.
-        wrong_value = scope in {Scope.TOPIC, Scope.GROUP}
+        # Kafka answers INVALID_REQUEST here for brokers (KAFKA-13609) and for some faults of subscriptions, and clients
+        # may rely on it.
+        wrong_value = scope is not Scope.BROKER and not isinstance(error, RefusedSubscription)
         raise ApiError(ErrorCode.INVALID_CONFIG if wrong_value else ErrorCode.INVALID_REQUEST, str(error)) from None
 
 

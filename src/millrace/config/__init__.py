@@ -12,6 +12,13 @@ Invariants: a `BrokerConfig` only ever holds values that passed their rule; a va
 from __future__ import annotations
 
 from millrace.config.broker import BrokerConfig, validate_dynamic_broker
+from millrace.config.client_metrics import (
+    ALL_METRICS,
+    MATCH_KEYS,
+    MetricsSubscription,
+    RefusedSubscription,
+    metrics_subscription,
+)
 from millrace.config.files import Listener, parse_listeners, parse_properties
 from millrace.config.resolve import (
     TopicConfig,
@@ -48,10 +55,12 @@ from millrace.config.table import (
 )
 
 __all__ = [
+    "ALL_METRICS",
     "BROKER_SETTINGS",
     "CLIENT_METRICS_SETTINGS",
     "GROUP_SETTINGS",
     "LONG_MAX",
+    "MATCH_KEYS",
     "SETTINGS",
     "TOPIC_SETTINGS",
     "BrokerConfig",
@@ -60,6 +69,8 @@ __all__ = [
     "ConfigSynonym",
     "Kind",
     "Listener",
+    "MetricsSubscription",
+    "RefusedSubscription",
     "Scope",
     "Setting",
     "TopicConfig",
@@ -73,6 +84,7 @@ __all__ = [
     "format_value",
     "group_value",
     "is_setting",
+    "metrics_subscription",
     "parse_listeners",
     "parse_properties",
     "parse_value",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from millrace.config.broker import BrokerConfig
+from millrace.config.client_metrics import metrics_subscription
 from millrace.config.setting import (
     LONG_MAX,
     ConfigEntry,
@@ -27,6 +27,9 @@ from millrace.errors import ConfigError
 
 def validate_overrides(scope: Scope, configs: Mapping[str, str], broker: BrokerConfig) -> None:
     """Check the complete set of overrides of one topic, group or client-metrics subscription; ConfigError if wrong."""
+    if scope is Scope.CLIENT_METRICS:
+        metrics_subscription(configs)
+        return
     for name, text in configs.items():
         setting = find_setting(scope, name)
         value = parse_value(setting, text)
@@ -36,8 +39,6 @@ def validate_overrides(scope: Scope, configs: Mapping[str, str], broker: BrokerC
                 raise ConfigError(f"{name}={text}: must be between {low} and {high} on this cluster")
     if scope is Scope.TOPIC:
         _check_lags(topic_config(configs, broker))
-    if scope is Scope.CLIENT_METRICS and "match" in configs:
-        _check_match(configs["match"])
 
 
 def _check_lags(topic: TopicConfig) -> None:
@@ -47,23 +48,6 @@ def _check_lags(topic: TopicConfig) -> None:
             f"min.compaction.lag.ms={topic.min_compaction_lag_ms}: must not exceed max.compaction.lag.ms, "
             f"which is {topic.max_compaction_lag_ms} for this topic"
         )
-
-
-_MATCH_KEYS: Final = (
-    "client_instance_id", "client_id", "client_software_name", "client_software_version", "client_source_address",
-    "client_source_port",
-)  # fmt: skip
-
-
-def _check_match(text: str) -> None:
-    for pair in filter(None, (part.strip() for part in text.split(","))):
-        key, equals, pattern = pair.partition("=")
-        if not equals or key.strip() not in _MATCH_KEYS:
-            raise ConfigError(f"match={pair[:100]}: expected name=pattern with a name of {', '.join(_MATCH_KEYS)}")
-        try:
-            re.compile(pattern.strip())
-        except (re.error, RecursionError, OverflowError) as error:
-            raise ConfigError(f"match={pair[:100]}: not a regular expression ({error})") from None
 
 
 @dataclass(frozen=True, slots=True)

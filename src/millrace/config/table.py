@@ -548,6 +548,15 @@ _BROKER_SETTINGS: Final = (
         "Replicas of __audit_log; with fewer brokers as many as there are, and more as they come.", at_least(1)),
     _broker("audit.log.topic.retention.ms", _L, 90 * _DAY_MS,
         "retention.ms of __audit_log when it is made (-1: no limit).", at_least(-1)),
+    # metrics of clients (KIP-714)
+    _broker("telemetry.receiver", _S, "",
+        "Where metrics go that clients push (KIP-714), a setting of millrace: the http:// or https:// URL of an OTLP"
+        " endpoint, or file:PATH for JSON lines in OTLP's form. Empty: clients are told that there is no such thing."),
+    _broker("telemetry.max.bytes", _I, _MIB,
+        "Most bytes of metrics in one push, as they come, compressed or not.", at_least(1)),
+    _broker("telemetry.max.decompressed.bytes", _I, 8 * _MIB,
+        "Most bytes that the metrics of one push may expand to, with what this broker adds of whose they are, a setting"
+        " of millrace.", at_least(1)),
     # security, declared so that secrets are known as such
     _broker("authorizer.class.name", _S, "",
         "Empty: everybody may do everything. The name of Kafka's StandardAuthorizer or AclAuthorizer: ACLs decide. Any"

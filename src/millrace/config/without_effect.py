@@ -108,7 +108,6 @@ metric.reporters list org.apache.kafka.common.metrics.JmxReporter cluster-wide -
 metrics.num.samples int 2 read-only >=1
 metrics.recording.level string INFO read-only -
 metrics.sample.window.ms long 30000 read-only >=1
-telemetry.max.bytes int 1048576 read-only >=1
 """
 
 _PLUGINS: Final = """
@@ -193,7 +192,7 @@ _GROUPS: Final = (
     ("Of KRaft, Kafka's own quorum; metadata is kept in ZooKeeper or by a single broker.", _KRAFT),
     ("Of tiered storage; records lie in the log directories only.", _TIERED),
     ("Of Kafka Streams groups (KIP-1071), which are not served.", _STREAMS),
-    ("Of Kafka's metrics, reporters and telemetry, which do not exist here.", _METRICS),
+    ("Of Kafka's metrics and reporters, which do not exist here.", _METRICS),
     ("Names Java code for Kafka to load; none is loaded.", _PLUGINS),
     ("Of security, which is not available yet: a listener that needs it is refused.", _SECURITY),
     ("Of TLS in Java; here it is OpenSSL's.", _JAVA_TLS),

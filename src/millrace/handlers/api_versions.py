@@ -6,6 +6,7 @@ import functools
 import re
 from typing import Final
 
+from millrace.config import BrokerConfig
 from millrace.errors import ErrorCode
 from millrace.handlers import registry
 from millrace.handlers.context import RequestContext
@@ -28,12 +29,14 @@ _FINALIZED: Final = [
     for name, levels in _FEATURES.items()
 ]
 
+_KEPT_LENGTH: Final = 256
+"""Of the name and the version of a client's software, for as long as its connection lasts."""
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?\Z")
 
 
 @api(ApiKey.API_VERSIONS, ApiVersionsRequest, "0-4", needs=NOTHING)
 def api_versions(context: RequestContext, request: ApiVersionsRequest) -> ApiVersionsResponse:
-    """List every served API key with its versions.
+    """List every served API key with its versions; some are served only where a setting asks for it.
 
     The response header is always v0, and a version we do not know is answered in v0 with UNSUPPORTED_VERSION and the
     list (KIP-511), so that a newer client can choose again. From v3 on a client names its software, and a name that
@@ -44,29 +47,32 @@ def api_versions(context: RequestContext, request: ApiVersionsRequest) -> ApiVer
     off.
     """
     if context.version >= 3:
-        for text in (request.client_software_name, request.client_software_version):
-            if not _SOFTWARE.match(text):
-                return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
+        software = (request.client_software_name, request.client_software_version)
+        if not all(map(_SOFTWARE.match, software)):
+            return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
+        if context.peer is not None:
+            context.peer.software = (software[0][:_KEPT_LENGTH], software[1][:_KEPT_LENGTH])
     return ApiVersionsResponse(
-        api_keys=_listed(),
+        api_keys=_listed(registry.settings_given(context.broker.config)),
         supported_features=_SUPPORTED,
         finalized_features_epoch=_FEATURES_EPOCH,
         finalized_features=_FINALIZED,
     )
 
 
-def unsupported(correlation_id: int) -> Buffers:
+def unsupported(correlation_id: int, config: BrokerConfig) -> Buffers:
     """The answer to an ApiVersions request whose version we do not know."""
-    response = ApiVersionsResponse(error_code=ErrorCode.UNSUPPORTED_VERSION, api_keys=_listed())
+    listed = _listed(registry.settings_given(config))
+    response = ApiVersionsResponse(error_code=ErrorCode.UNSUPPORTED_VERSION, api_keys=listed)
     return (encode_response(correlation_id, 0, response),)
 
 
 @functools.cache
-def _listed() -> list[ApiVersionsResponse.ApiVersion]:
+def _listed(given: frozenset[str]) -> list[ApiVersionsResponse.ApiVersion]:
     return [
         ApiVersionsResponse.ApiVersion(
             api_key=served.key, min_version=served.advertised_min, max_version=served.max_version
         )
-        for served in registry.served()
+        for served in registry.served(given).values()
         if not served.internal
     ]

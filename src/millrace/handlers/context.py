@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from millrace.security.audit import Audit, Notes
     from millrace.security.tokens import TokenPasswords
     from millrace.storage.logdirs import LogDirs
+    from millrace.telemetry.manager import ClientTelemetry
     from millrace.transactions.coordinator import TransactionCoordinator
     from millrace.transactions.producer_ids import ProducerIds
     from millrace.wire.frame import RequestHeader
@@ -70,6 +71,8 @@ class Services:
     quotas: ClientQuotas = field(default_factory=ClientQuotas)
     audit: Audit | None = None
     """Where logins and decisions on rights are written down, if they are."""
+    telemetry: ClientTelemetry | None = None
+    """Where metrics go that clients push, if they may."""
     produce_lines: dict[Peer | None, asyncio.Future[None]] = field(default_factory=dict)
     """Of each connection whose Produce waits for the gate, what is done when the last of them is (`produce`)."""
 
@@ -128,6 +131,11 @@ class Login(Protocol):
 
 class Peer(Protocol):
     """The connection on which a request came."""
+
+    port: int
+    """Of the client's end; 0 where there is none."""
+    software: tuple[str, str] | None
+    """Name and version of the client's, if it has said so (KIP-511)."""
 
     @property
     def login(self) -> Login | None:

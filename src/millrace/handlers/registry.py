@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from millrace.errors import ApiError, ErrorCode
 from millrace.handlers import auditing
@@ -21,6 +21,9 @@ from millrace.wire import frame
 from millrace.wire.codec import decode
 from millrace.wire.keys import ApiKey
 from millrace.wire.messages import response_class
+
+if TYPE_CHECKING:
+    from millrace.config import BrokerConfig
 
 Buffers = Sequence[bytes | bytearray | memoryview]
 Handler = Callable[[RequestContext, Any], Any | Awaitable[Any]]
@@ -60,6 +63,7 @@ MODULES: Final = (
     "share_groups",
     "share_offsets",
     "share_state",
+    "telemetry",
     "topics",
     "transaction_offsets",
     "transactions",
@@ -86,6 +90,8 @@ class Api:
     """For responses that have their errors in their items."""
     forwardable: bool = False
     """Whether brokers pass it on to the controller."""
+    setting: str = ""
+    """The broker setting without a value of which it is neither served nor named in ApiVersions."""
 
     @property
     def doc(self) -> str:
@@ -154,6 +160,7 @@ def api(
     internal: bool = False,
     refuse: Refuse | None = None,
     forwardable: bool = False,
+    setting: str = "",
     advertised_min: int | None = None,
     decoder: Decoder | None = None,
     encoder: Encoder | None = None,
@@ -161,8 +168,9 @@ def api(
     """Serve `key` at `versions` ("lo-hi") with the decorated function.
 
     `internal` is for what only brokers ask. `refuse` answers who may not ask at all, where the response has no error of
-    its own; what is under `on_controller` brings that along, and is forwardable. `advertised_min` lets ApiVersions name
-    an older minimum than is decoded. `decoder` and `encoder` replace the declared codec on the hot path.
+    its own; what is under `on_controller` brings that along, and is forwardable. `setting` names the broker setting
+    without which the API is not there. `advertised_min` lets ApiVersions name an older minimum than is decoded.
+    `decoder` and `encoder` replace the declared codec on the hot path.
     """
     low, _, high = versions.partition("-")
 
@@ -183,6 +191,7 @@ def api(
             internal=internal,
             refuse=refuse or getattr(handler, REFUSE, None),
             forwardable=forwardable or hasattr(handler, REFUSE),
+            setting=setting,
         )
         return handler
 
@@ -214,6 +223,11 @@ def find(key: int) -> Api | None:
     return _apis.get(key)
 
 
-def served() -> list[Api]:
-    """Every served API in the order of its key."""
-    return [_apis[key] for key in sorted(_apis)]
+def settings_given(config: BrokerConfig) -> frozenset[str]:
+    """Of the settings without which some API is not there, those that have a value."""
+    return frozenset(each.setting for each in _apis.values() if each.setting and config.get(each.setting))
+
+
+def served(given: frozenset[str]) -> dict[int, Api]:
+    """The APIs of a broker with these settings, in the order of their keys."""
+    return {key: _apis[key] for key in sorted(_apis) if not _apis[key].setting or _apis[key].setting in given}

@@ -87,12 +87,16 @@ def decompress(codec: Codec, data: Buffer, max_bytes: int = DEFAULT_MAX_BYTES) -
     return _decompress_bounded(cramjam.zstd.decompress_into, data, max_bytes)
 
 
+class ExpandsTooFar(ApiError):
+    """Damaged or not, what is compressed would be more than was allowed."""
+
+
 def _invalid(reason: str) -> ApiError:
     return ApiError(ErrorCode.INVALID_RECORD, reason)
 
 
 def _too_large(max_bytes: int) -> ApiError:
-    return _invalid(f"the records decompress to more than {max_bytes} bytes")
+    return ExpandsTooFar(ErrorCode.INVALID_RECORD, f"the records decompress to more than {max_bytes} bytes")
 
 
 def _decompress_gzip(data: Buffer, max_bytes: int) -> bytearray:

@@ -134,7 +134,8 @@ class Connection(asyncio.BufferedProtocol):
         self._on_closed = on_closed
         self._mapper = mapper
         self._transport: asyncio.Transport | None = None
-        self._host, self._port = "", 0
+        self._host, self.port = "", 0
+        self.software: tuple[str, str] | None = None
         self._admitted = False
         self._requests: deque[memoryview | ProtocolError] = deque()
         """Whole requests that have not begun; an error in their place closes the connection when its turn comes."""
@@ -219,7 +220,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         peer = transport.get_extra_info("peername")
-        self._host, self._port = (str(peer[0]), int(peer[1])) if isinstance(peer, tuple) and peer else (LOCAL_HOST, 0)
+        self._host, self.port = (str(peer[0]), int(peer[1])) if isinstance(peer, tuple) and peer else (LOCAL_HOST, 0)
         refusal = None if self._limits is None else self._limits.admit(self._host)
         if refusal:
             self._turn_away(refusal)
@@ -457,7 +458,7 @@ class Connection(asyncio.BufferedProtocol):
             if header.api_key != ApiKey.API_VERSIONS:
                 raise ProtocolError(f"{api.key.name} v{version} is not served")
             # KIP-511: an unknown ApiVersions version is answered in v0, so that the client can choose again.
-            self._answer_now(api_versions.unsupported(header.correlation_id), size_bytes)
+            self._answer_now(api_versions.unsupported(header.correlation_id, self._services.config), size_bytes)
             return
         context = RequestContext(
             self._services, header, version, self._host, self._listener, self, self._session, needs=api.needs
@@ -649,7 +650,7 @@ class Connection(asyncio.BufferedProtocol):
             self._services.audit.login_failed(self._caller(session), reason, again=bool(self._session.mechanism))
 
     def _caller(self, session: Session) -> Caller:
-        return Caller(session.principal, self._host, self._listener, self._port, session.mechanism, session.token_id)
+        return Caller(session.principal, self._host, self._listener, self.port, session.mechanism, session.token_id)
 
     def served_apis(self, *keys: ApiKey) -> Mapping[int, Api]:
         return {key: self._all_apis[key] for key in keys}

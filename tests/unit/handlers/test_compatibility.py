@@ -39,5 +39,8 @@ def test_what_brokers_say_to_each_other_is_served_and_not_advertised() -> None:
         ApiKey.DELETE_SHARE_GROUP_STATE,
         ApiKey.READ_SHARE_GROUP_STATE_SUMMARY,
     }
-    advertised = {listed.api_key for listed in _listed()}
-    assert advertised == set(registry.load()) - internal
+    optional = {api.key: api.setting for api in registry.load().values() if api.setting}
+    assert optional == dict.fromkeys((ApiKey.GET_TELEMETRY_SUBSCRIPTIONS, ApiKey.PUSH_TELEMETRY), "telemetry.receiver")
+    advertised = {listed.api_key for listed in _listed(frozenset())}
+    assert advertised == set(registry.load()) - internal - set(optional)
+    assert {listed.api_key for listed in _listed(frozenset(optional.values()))} == advertised | set(optional)
