@@ -95,7 +95,7 @@ class HttpReceiver:
         self._head = f"POST {path} HTTP/1.1\r\nHost: {url.netloc}\r\nContent-Type: application/x-protobuf\r\n".encode()
         self._open: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
-    def __repr__(self) -> str:
+    def __str__(self) -> str:
         return self._url.geturl()
 
     async def take(self, metrics: bytes) -> None:
@@ -156,7 +156,7 @@ class FileReceiver:
         except OSError as error:
             raise ConfigError(f"telemetry.receiver: cannot write {path}: {error.strerror or error}") from None
 
-    def __repr__(self) -> str:
+    def __str__(self) -> str:
         return f"file:{self._path}"
 
     async def take(self, metrics: bytes) -> None:
@@ -206,7 +206,7 @@ class Forwarding:
         """Pushes that were in order and have not reached the receiver, nor will."""
 
     def __repr__(self) -> str:
-        return f"Forwarding({self._receiver!r}, {len(self._waiting)} waiting, {self.dropped_total} dropped)"
+        return f"Forwarding({self._receiver}, {len(self._waiting)} waiting, {self.dropped_total} dropped)"
 
     @property
     def waiting(self) -> int:
@@ -241,7 +241,7 @@ class Forwarding:
         try:
             await within(self._clock, self._emptied.wait(), LAST_WORDS_S)
         except ApiError:
-            logger.warning("%d pushes of client metrics are left unsent to %r", len(self._waiting), self._receiver)
+            logger.warning("%d pushes of client metrics are left unsent to %s", len(self._waiting), self._receiver)
             self.dropped_total += len(self._waiting)
 
     def close(self) -> None:
@@ -264,7 +264,7 @@ class Forwarding:
                 self.forwarded_total += 1
                 if self._trouble is not None:
                     lost = self.dropped_total - self._dropped_before
-                    logger.warning("client metrics reach %r again; %d pushes were dropped", self._receiver, lost)
+                    logger.warning("client metrics reach %s again; %d pushes were dropped", self._receiver, lost)
                     self._trouble = None
                 return
 
@@ -276,4 +276,4 @@ class Forwarding:
         """Once, until something is taken again."""
         if self._trouble is None:
             self._trouble, self._dropped_before = reason, self.dropped_total
-            logger.warning("client metrics do not reach %r: %.200s", self._receiver, reason)
+            logger.warning("client metrics do not reach %s: %.200s", self._receiver, reason)
