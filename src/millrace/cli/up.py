@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from millrace.admin.times import parse_duration_ms
 from millrace.cli.console import parse_listen
 from millrace.cli.options import DEFAULT_DATA, Data, name_values
 from millrace.cli.output import CommandError, count_text, print_remark
@@ -102,6 +103,9 @@ def up(
         ),
     ] = False,
     restart: Annotated[bool, typer.Option("--restart", help="Start a broker of a cluster again when it dies.")] = False,
+    for_so_long: Annotated[
+        str | None, typer.Option("--for", metavar="DURATION", help="Stop by itself after 90s, 15m, 2h; not before.")
+    ] = None,
     console: Annotated[
         bool,
         typer.Option("--console", help="Also the web console; prints `console=URL` once a browser can open it."),
@@ -131,6 +135,7 @@ def up(
     from millrace.security import exposure
 
     given = name_values(settings, "--set")
+    lasting_ms = None if for_so_long is None else parse_duration_ms(for_so_long)
     console_address = None
     if console:
         parse_listen(console_listen)
@@ -150,6 +155,7 @@ def up(
             "--zookeeper": zookeeper,
             "--log-level": log_level,
             "--console-listen": console_address,
+            "--for": for_so_long,
         }
         words = [
             *("--port", str(port), "--host", host, "--data", folder.name),
@@ -161,7 +167,7 @@ def up(
         ]
         _detach(folder, [*words, *flags], given, with_console=console)
         return
-    with folder.use() as use:
+    with folder.use() as use, _ending_after(lasting_ms):
         start = what_to_start(folder, brokers, zookeeper)
         if start.remark:
             print_remark(f"millrace: {start.remark}")
@@ -191,6 +197,21 @@ def up(
             )
             with _console(folder, console_address, secured) as start_console:
                 _run_cluster(cluster, use, restart=restart, secured=secured, start_console=start_console)
+
+
+@contextmanager
+def _ending_after(lasting_ms: int | None) -> Iterator[None]:
+    """Stop as by a signal when the time is over."""
+    if lasting_ms is None:
+        yield
+        return
+    timer = threading.Timer(lasting_ms / 1000, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 @dataclass(frozen=True, slots=True)
