@@ -12,6 +12,7 @@ import logging
 import resource
 import socket
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +24,7 @@ from millrace.cluster.peers import Peers
 from millrace.cluster.presence import Presence
 from millrace.cluster.survey import Surveyor
 from millrace.config import BrokerConfig
+from millrace.config.setting import counts_by_address
 from millrace.coordinators import Coordinators
 from millrace.errors import ConfigError, MillraceError, StorageError
 from millrace.handlers import registry
@@ -43,8 +45,8 @@ from millrace.security.tls import LOOK_INTERVAL_S, ServerTls
 from millrace.security.tokens import TokenPasswords
 from millrace.server.answers import AnswerRoom
 from millrace.server.audit_log import AuditLog
-from millrace.server.flow import DEFAULT_BUDGET_BYTES, ConnectionLimits, MemoryBudget
-from millrace.server.listener import Listener
+from millrace.server.flow import DEFAULT_BUDGET_BYTES, ConnectionLimits, ListenerLimits, MemoryBudget
+from millrace.server.listener import Listener, SocketSettings
 from millrace.server.mechanisms import Mechanisms
 from millrace.server.throttling import Arrivals
 from millrace.storage.boot import boot_id
@@ -131,7 +133,10 @@ class Broker:
         descriptors = _descriptors()
         most = max(descriptors - RESERVED_DESCRIPTORS, descriptors // 2)
         limits = ConnectionLimits(
-            lambda: min(config.get_int("max.connections"), most), lambda: config.get_int("max.connections.per.ip")
+            lambda: config.get_int("max.connections"),
+            lambda: config.get_int("max.connections.per.ip"),
+            lambda: counts_by_address(config.get_str("max.connections.per.ip.overrides")),
+            possible=most,
         )
 
         if self._store is None and config.get("zookeeper.connect") and is_single(Path(config.log_dirs[0])):
@@ -317,6 +322,8 @@ class Broker:
             misplaced=replicas.misplaced,
             tell_directories=controller.report_directories,
             tell_placements=controller.report_placements,
+            untold_timeout_s=self.config.get_int("log.dir.failure.timeout.ms") / 1000,
+            give_up=self._fail,
             clock=self.clock,
         )
 
@@ -360,10 +367,16 @@ class Broker:
                     services=services,
                     budget=budget,
                     answers=answers,
-                    limits=limits,
+                    limits=ListenerLimits(
+                        limits,
+                        configured.name,
+                        partial(config.listener_value, configured.name, "max.connections"),
+                        for_brokers=len(config.listeners) > 1 and configured.name == config.inter_broker_listener,
+                    ),
                     arrivals=arrivals,
                     max_frame_bytes=config.get_int("socket.request.max.bytes"),
                     max_idle_ms=config.get_int("connections.max.idle.ms"),
+                    sockets=SocketSettings.from_config(config),
                     clock=self.clock,
                     login_rules=logins.get(configured.name),
                     tls=ServerTls(configured, config, self.clock) if configured.uses_tls else None,
@@ -373,10 +386,14 @@ class Broker:
     async def _hand_over(self, controller: Controller) -> None:
         """Give leadership away, and tell clients where it went while they can still ask here.
 
+        Without controlled.shutdown.enable the others find out by themselves that this broker is gone.
+
         A client whose connection ends before it was refused comes back to the same address. It is turned away, once or
         twice, and then waits longer before it tries that address again: it would wait just when this broker is back
         and the next one of a rolling restart hands over to it.
         """
+        if not self.config.get_bool("controlled.shutdown.enable"):
+            return
         if await controller.leave() and self._lingers:
             await self.clock.sleep(HAND_OVER_S)
 
@@ -405,8 +422,9 @@ class Broker:
 
     async def _keep_retention(self, replicas: Replicas) -> None:
         """Let go of what retention no longer wants, a partition at a time so that the loop stays free."""
+        interval_s = self.config.get_int("log.retention.check.interval.ms") / 1000
+        await self._wait_at_start(interval_s)
         while True:
-            await self.clock.sleep(self.config.get_int("log.retention.check.interval.ms") / 1000)
             for partition in replicas:
                 if replicas.held(partition.topic, partition.index) is partition:  # not deleted since the sweep began
                     try:
@@ -416,6 +434,11 @@ class Broker:
                     except Exception:  # of one log: the others go on
                         logger.exception("retention of %r", partition)
                 await asyncio.sleep(0)
+            await self.clock.sleep(interval_s)
+
+    async def _wait_at_start(self, interval_s: float) -> None:
+        """Before housekeeping is done for the first time: a broker that starts has other things to do."""
+        await self.clock.sleep(min(self.config.get_int("log.initial.task.delay.ms") / 1000, interval_s))
 
     async def _renew_certificates(self) -> None:
         """Take new certificates and authorities as soon as they are there."""
@@ -455,12 +478,14 @@ class Broker:
 
     async def _keep_checkpoints(self, log_dirs: LogDirs) -> None:
         """Write down how far each log is on disk, so that a crash has little to scan."""
+        interval_s = self.config.get_int("log.flush.offset.checkpoint.interval.ms") / 1000
+        await self._wait_at_start(interval_s)
         while True:
-            await self.clock.sleep(self.config.get_int("log.flush.offset.checkpoint.interval.ms") / 1000)
             try:
                 log_dirs.checkpoint()
             except StorageError as error:
                 logger.error("checkpoints: %s", error)  # noqa: TRY400
+            await self.clock.sleep(interval_s)
 
     async def _keep_high_watermarks(self, log_dirs: LogDirs, replicas: Replicas) -> None:
         """Write down what is committed: a leader that starts again begins from there rather than from nothing."""

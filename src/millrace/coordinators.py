@@ -7,7 +7,7 @@ broker's other parts (`broker`), and everything that a coordinator does.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any
 
 from millrace.clock import Clock
@@ -154,19 +154,20 @@ class Coordinators:
     def _group_coordinator(self) -> GroupCoordinator:
         config, controller = self._config, self._controller
 
-        def times(group_id: str, kind: str) -> GroupTimes:
-            return GroupTimes.from_config(controller.image.config(ResourceType.GROUP, group_id), config, kind=kind)
+        def own(group_id: str) -> Mapping[str, str]:
+            return controller.image.config(ResourceType.GROUP, group_id)
 
         return GroupCoordinator(
             clock=self._clock,
             settings=GroupSettings.from_config(config),
             state_topic=self._state_topic(CONSUMER_OFFSETS_TOPIC, "offsets.topic.num.partitions"),
             dependencies=GroupDependencies(
-                image=lambda: controller.image, times=lambda group_id: times(group_id, "consumer")
+                image=lambda: controller.image,
+                times=lambda group_id: GroupTimes.of_consumers(own(group_id), config),
             ),
             share=ShareGroupDependencies(
                 image=lambda: controller.image,
-                times=lambda group_id: times(group_id, "share"),
+                times=lambda group_id: GroupTimes.of_share_group(own(group_id), config),
                 coordinators=_ShareCoordinators(self.persister),
                 left=self.queues.end_session,
             ),

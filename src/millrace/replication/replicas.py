@@ -504,7 +504,7 @@ class Replicas:
         self.followed.forget(partition)
         partition.close(reason)
         try:
-            self._log_dirs.delete_log(place)
+            self._log_dirs.delete_log(place, self._config.get_int("log.segment.delete.delay.ms"))
         except StorageError as error:
             logger.error("the log of %s could not be removed: %s", place, error)  # noqa: TRY400
 
@@ -573,6 +573,7 @@ def log_config(config: TopicConfig, *, internal: bool, producer_expiration_ms: i
     return LogConfig(
         segment_bytes=config.segment_bytes,
         segment_ms=config.segment_ms,
+        segment_jitter_ms=config.segment_jitter_ms,
         segment_index_bytes=config.segment_index_bytes,
         index_interval_bytes=config.index_interval_bytes,
         retention_ms=config.retention_ms,
@@ -595,6 +596,7 @@ def log_config(config: TopicConfig, *, internal: bool, producer_expiration_ms: i
         validate_records=config.validate_records,
         producer_expiration_ms=producer_expiration_ms,
         compression_type=config.compression_type,
+        compression_level=config.compression_level,
         file_delete_delay_ms=config.file_delete_delay_ms,
     )
 

@@ -66,11 +66,13 @@ class ClientQuotas:
 
     @classmethod
     def from_config(cls, config: BrokerConfig, clock: Clock) -> ClientQuotas:
-        def windows(prefix: str) -> Windows:
-            number, seconds = f"{prefix}quota.window.num", f"{prefix}quota.window.size.seconds"
-            return Windows(config.get_int(number), config.get_int(seconds))
-
-        return cls(clock=clock, windows=windows(""), controller_windows=windows("controller."))
+        return cls(
+            clock=clock,
+            windows=Windows(config.get_int("quota.window.num"), config.get_int("quota.window.size.seconds")),
+            controller_windows=Windows(
+                config.get_int("controller.quota.window.num"), config.get_int("controller.quota.window.size.seconds")
+            ),
+        )
 
     def __repr__(self) -> str:
         entities = len(self.table.clients) + len(self.table.addresses)

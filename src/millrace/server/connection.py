@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from millrace.handlers.registry import Api, Buffers
     from millrace.security.metering import Meter
     from millrace.server.answers import AnswerRoom
-    from millrace.server.flow import ConnectionLimits, MemoryBudget
+    from millrace.server.flow import Admission, MemoryBudget
     from millrace.server.login import HeaderReader
     from millrace.server.refusals import Refusals
 
@@ -107,7 +107,7 @@ class Connection(asyncio.BufferedProtocol):
         listener: str,
         budget: MemoryBudget,
         answers: AnswerRoom,
-        limits: ConnectionLimits | None,
+        limits: Admission | None,
         refusals: Refusals,
         max_frame_bytes: int,
         spawn: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]],

@@ -27,7 +27,7 @@ from functools import partial
 from typing import Any, Final, cast
 
 from millrace.clock import Clock, Timer
-from millrace.server.flow import ConnectionLimits
+from millrace.server.flow import Admission
 from millrace.server.refusals import Refusals
 
 logger = logging.getLogger(__name__)
@@ -134,7 +134,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         *,
         context: Callable[[], ssl.SSLContext],
         connect: Callable[[], asyncio.BufferedProtocol],
-        limits: ConnectionLimits,
+        limits: Admission,
         line: HandshakeLine,
         clock: Clock,
         refusals: Refusals,

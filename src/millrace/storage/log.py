@@ -23,6 +23,7 @@ Invariants:
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -397,6 +398,7 @@ class Log:
         if not loaded.segments.active.size_bytes:
             return loaded.segments.active
         segment = loaded.roll(self._clock.wall_ms())
+        self._draw_segment_age()
         self._host.request_flush(self, 0.0)
         return segment
 
@@ -603,7 +605,7 @@ class Log:
             doomed = rewriting.drop_oldest(loaded.segments, count)
         finally:
             loaded.forget_gone()
-        self._host.remove(doomed)
+        self._host.remove(doomed, self.config.file_delete_delay_ms)
         logger.info("%s: removed %d segments, the log starts at %d", self.directory, count, loaded.segments.bases[0])
 
     @contextmanager
@@ -761,7 +763,7 @@ class Log:
     def _set_config(self, config: LogConfig) -> None:
         self._limits = config.produce_limits
         self._segment_bytes = config.segment_bytes
-        self._segment_ms = config.max_segment_ms
+        self._draw_segment_age()
         self._max_index_entries = max(config.segment_index_bytes // TIME_ENTRY_BYTES, 1)
         # An index grows by at most one entry per interval, so that below this size it cannot be full.
         self._roll_check_bytes = min(config.segment_bytes, self._max_index_entries * config.index_interval_bytes)
@@ -772,6 +774,12 @@ class Log:
             or config.target_codec is not None
             or config.timestamp_type is TimestampType.LOG_APPEND
         )
+
+    def _draw_segment_age(self) -> None:
+        """How old the active segment may get: each its own age, so that logs that began together do not all roll."""
+        longest_ms = self.config.max_segment_ms
+        jitter_ms = min(self.config.segment_jitter_ms, longest_ms)
+        self._segment_ms = longest_ms - (random.randrange(jitter_ms) if jitter_ms else 0)  # noqa: S311 - no secret
 
     def ensure_loaded(self) -> None:
         """Read the log's directory now rather than at its first use."""
