@@ -45,6 +45,7 @@ LONGEST_PAUSE_S: Final = 30.0
 STEADY_S: Final = 60.0
 """A broker that ran this long was no failed start."""
 _LOOK_EVERY_S: Final = 0.1
+_METRICS: Final = "metrics="
 _CONSOLE: Final = "console="
 _NO_CONSOLE: Final = "millrace: the console has ended:"
 _SETTINGS: Final = "MILLRACE_UP_SETTINGS"
@@ -126,7 +127,10 @@ def up(
         ),
     ] = None,
 ) -> None:
-    """Start a broker or a cluster; prints `ready bootstrap=HOST:PORT,...` once clients connect."""
+    """Start a broker or a cluster; prints `ready bootstrap=HOST:PORT,...` once clients connect.
+
+    After that, for each broker, `metrics=URL`: where it tells Prometheus of itself.
+    """
     if zookeeper_nodes not in (1, 3):
         raise CommandError(f"--zookeeper-nodes is 1 or 3, not {zookeeper_nodes}", exit_code=2)
     from millrace.cli.serve import check_log_level
@@ -388,6 +392,8 @@ def _run_cluster(
     secured: Secured | None,
     start_console: Callable[[str], None],
 ) -> None:
+    from millrace.cli.serve import ready_lines
+
     with _interrupted_by_signals(), nullcontext() if secured is None else secured.kept_valid():
         try:
             bootstrap = cluster.start()
@@ -397,7 +403,8 @@ def _run_cluster(
             use.ready({broker_id: broker.bootstrap or "" for broker_id, broker in cluster.brokers.items()})
             if cluster.migrated is not None and (remark := _migrated_text(cluster.migrated)):
                 print_remark(f"millrace: {remark}")
-            print(f"ready bootstrap={bootstrap}", flush=True)
+            metrics_urls = [broker.metrics_url for broker in cluster.brokers.values()]
+            print("\n".join(ready_lines(bootstrap, metrics_urls)), flush=True)
             if secured is not None:
                 _tell_clients(secured.directory)
             start_console(bootstrap)
@@ -470,8 +477,8 @@ def _detach(folder: Folder, options: list[str], settings: dict[str, str], *, wit
         if line.startswith("millrace: "):
             print_remark(line)
     print(ready, flush=True)
-    for line in said[said.index(ready) + 1 :]:
-        if line.startswith(_CONSOLE):
+    for line in said[said.index(ready) + 1 :]:  # those of metrics are written together with it
+        if line.startswith((_METRICS, _CONSOLE)):
             print(line, flush=True)
         elif line.startswith(_NO_CONSOLE):
             print_remark(line)

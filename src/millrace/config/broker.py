@@ -192,6 +192,12 @@ class BrokerConfig:
         return whole_number(own)
 
     @property
+    def metrics_address(self) -> tuple[str, int] | None:
+        """Host and port of `metrics.listener`; None where there is none."""
+        host, _, port = str(self.get("metrics.listener") or "").rpartition(":")
+        return (host.strip("[]"), int(port)) if port else None
+
+    @property
     def rack(self) -> str | None:
         rack = self.get("broker.rack")
         return str(rack) if rack else None

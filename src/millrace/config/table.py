@@ -26,6 +26,7 @@ from millrace.config.setting import (
     dead_letter_topic,
     group_protocols,
     gzip_level,
+    host_and_port,
     known_authorizer,
     limits_of_addresses,
     offset_reset,
@@ -575,6 +576,15 @@ _BROKER_SETTINGS: Final = (
     _broker("zookeeper.clientCnxnSocket", _S, None, "Which Java class speaks with ZooKeeper." + _NOT_USED),
     _broker("zookeeper.max.in.flight.requests", _I, 10,
         "Requests to ZooKeeper at a time. Here up to 128 are under way." + _NOT_USED, at_least(1)),
+    # metrics
+    _broker("metrics.listener", _S, "127.0.0.1:0",
+        "Where the broker tells of itself over HTTP (`/metrics`, `/livez`, `/readyz`), a setting of millrace:"
+        " HOST:PORT, where port 0 is a free one, which `millrace up` and `millrace broker` print. It asks nobody who"
+        " they are: keep it on loopback, or in a network that you trust. Empty: nowhere.", host_and_port),
+    _broker("metrics.detail", _LIST, (),
+        "What /metrics always has on top, a setting of millrace: `topics`, `partitions`, `groups`,"
+        " `group-partitions`. A scrape may ask for more with ?detail=.",
+        unique_items("topics", "partitions", "groups", "group-partitions"), Update.CLUSTER_WIDE),
     # audit
     _broker("audit.log.path", _S, None,
         "File for the audit log, a setting of millrace: logins and decisions on rights, a JSON object (OCSF) a line. It"
