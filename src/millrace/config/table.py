@@ -260,7 +260,7 @@ _BROKER_SETTINGS: Final = (
         "Where to listen: NAME://host:port. An empty host is every interface, port 0 a free port.",
         unique_items(empty=False)),
     _broker("advertised.listeners", _LIST, None,
-        "What clients are told to connect to, where it differs.", unique_items(empty=False)),
+        "What clients are told to connect to, if it differs.", unique_items(empty=False)),
     _broker("listener.security.protocol.map", _S,
         "PLAINTEXT:PLAINTEXT,SSL:SSL,SASL_PLAINTEXT:SASL_PLAINTEXT,SASL_SSL:SASL_SSL",
         "Which protocol a listener's name stands for."),
@@ -286,18 +286,18 @@ _BROKER_SETTINGS: Final = (
     _broker("connection.failed.authentication.delay.ms", _I, 100,
         "Wait before a failed login is answered and its connection closed.", at_least(0)),
     _broker("max.connections", _I, INT_MAX,
-        "Connections in all. Never more than the process has descriptors for: all but 1,024 of them, or half where that"
+        "Connections in all. Never more than the process has descriptors for: all but 1,024 of them, or half if that"
         " is more.", at_least(0), _CW),
     _broker("max.connections.per.ip", _I, INT_MAX, "Connections from one address.", at_least(0), _CW),
     _broker("max.connections.per.ip.overrides", _S, "",
         "Other limits for some addresses: address:count,...", None, _CW),
     _broker("max.connection.creation.rate", _I, INT_MAX,
         "New connections per second, in all, and of one listener (listener.name.NAME.max.connection.creation.rate)."
-        " Those that come faster are served later, and closed where that would be in more than 30 seconds. Brokers with"
+        " Those that come faster are served later, and closed if that would be in more than 30 seconds. Brokers with"
         " a listener of their own are held to its own rate only.", at_least(0), _CW),
     _broker("request.timeout.ms", _I, 30000, "How long the broker waits for an answer of another broker."),
     _broker("fetch.max.bytes", _I, 55 * _MIB,
-        "Most bytes in one fetch answer; fewer where memory for answers is short.", at_least(1024)),
+        "Most bytes in one fetch answer; fewer if memory for answers is short.", at_least(1024)),
     _broker("max.incremental.fetch.session.cache.slots", _I, 1000, "Fetch sessions kept.", at_least(0)),
     _broker("max.request.partition.size.limit", _I, 2000,
         "Most partitions in one page of DescribeTopicPartitions.", at_least(1)),
@@ -524,7 +524,7 @@ _BROKER_SETTINGS: Final = (
         "PEM file with the authorities that ZooKeeper's certificate must be signed by; without it the system's."),
     _broker("zookeeper.ssl.truststore.type", _S, "PEM", "Format of that file.", one_of("PEM")),
     _broker("zookeeper.ssl.keystore.location", _S, None,
-        "PEM file with the certificate to show ZooKeeper, and its key. Where it is the only login, the certificates "
+        "PEM file with the certificate to show ZooKeeper, and its key. If it is the only login, the certificates "
         "of all brokers need the same subject: it is what the znodes are closed under."),
     _broker("zookeeper.ssl.keystore.type", _S, "PEM", "Format of that file.", one_of("PEM")),
     _broker("zookeeper.ssl.keystore.password", _PASSWORD, None, "Password of the key in that file."),
@@ -620,7 +620,7 @@ _BROKER_SETTINGS: Final = (
         "name none and TLS 1.3 is not.", None, _PB),
     _broker("ssl.client.auth", _S, "none",
         "Whether clients show a certificate: `required`, `requested` (one without is ANONYMOUS, one that shows a wrong "
-        "certificate is refused) or `none`. A SASL_SSL listener asks only where "
+        "certificate is refused) or `none`. A SASL_SSL listener asks only if "
         "listener.name.NAME.ssl.client.auth says so.", one_of("required", "requested", "none"), _PB),
     _broker("ssl.enabled.protocols", _LIST, ("TLSv1.2", "TLSv1.3"),
         "Versions of TLS that clients may speak; older ones than these two cannot be had.",
