@@ -274,7 +274,7 @@ _BROKER_SETTINGS: Final = (
         "Where to listen: NAME://host:port. An empty host is every interface, port 0 a free port.",
         unique_items(empty=False)),
     _broker("advertised.listeners", _LIST, None,
-        "What clients are told to connect to, where it differs.", unique_items(empty=False)),
+        "What clients are told to connect to, if it differs.", unique_items(empty=False)),
     _broker("listener.security.protocol.map", _S,
         "PLAINTEXT:PLAINTEXT,SSL:SSL,SASL_PLAINTEXT:SASL_PLAINTEXT,SASL_SSL:SASL_SSL",
         "Which protocol a listener's name stands for."),
@@ -317,13 +317,13 @@ _BROKER_SETTINGS: Final = (
         limits_of_addresses, _CW),
     _broker("max.connection.creation.rate", _I, INT_MAX,
         "New connections per second, in all, and of one listener (listener.name.NAME.max.connection.creation.rate)."
-        " Those that come faster are served later, and closed where that would be in more than 30 seconds. Brokers with"
+        " Those that come faster are served later, and closed if that would be in more than 30 seconds. Brokers with"
         " a listener of their own are held to its own rate only.", at_least(0), _CW),
     _broker("request.timeout.ms", _I, 30000,
         "How long a request to change something, which says nothing of that itself, may wait for the controller, and"
         " one to write the ends of transactions for the replicas."),
     _broker("fetch.max.bytes", _I, 55 * _MIB,
-        "Most bytes in one fetch answer; fewer where memory for answers is short.", at_least(1024)),
+        "Most bytes in one fetch answer; fewer if memory for answers is short.", at_least(1024)),
     _broker("max.incremental.fetch.session.cache.slots", _I, 1000, "Fetch sessions kept.", at_least(0)),
     _broker("max.request.partition.size.limit", _I, 2000,
         "Most partitions in one page of DescribeTopicPartitions.", at_least(1)),
@@ -567,7 +567,7 @@ _BROKER_SETTINGS: Final = (
         "PEM file with the authorities that ZooKeeper's certificate must be signed by; without it the system's."),
     _broker("zookeeper.ssl.truststore.type", _S, "PEM", "Format of that file." + ONLY_DEFAULT, one_of("PEM")),
     _broker("zookeeper.ssl.keystore.location", _S, None,
-        "PEM file with the certificate to show ZooKeeper, and its key. Where it is the only login, the certificates "
+        "PEM file with the certificate to show ZooKeeper, and its key. If it is the only login, the certificates "
         "of all brokers need the same subject: it is what the znodes are closed under."),
     _broker("zookeeper.ssl.keystore.type", _S, "PEM", "Format of that file." + ONLY_DEFAULT, one_of("PEM")),
     _broker("zookeeper.ssl.keystore.password", _PASSWORD, None, "Password of the key in that file."),
@@ -682,7 +682,7 @@ _BROKER_SETTINGS: Final = (
         "name none and TLS 1.3 is not.", None, _PB),
     _broker("ssl.client.auth", _S, "none",
         "Whether clients show a certificate: `required`, `requested` (one without is ANONYMOUS, one that shows a wrong "
-        "certificate is refused) or `none`. A SASL_SSL listener asks only where "
+        "certificate is refused) or `none`. A SASL_SSL listener asks only if "
         "listener.name.NAME.ssl.client.auth says so.", one_of("required", "requested", "none"), _PB),
     _broker("ssl.enabled.protocols", _LIST, ("TLSv1.2", "TLSv1.3"),
         "Versions of TLS that clients may speak; older ones than these two cannot be had.",

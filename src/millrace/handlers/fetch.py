@@ -54,7 +54,7 @@ def fetch(context: RequestContext, call: FetchCall) -> FetchReply | Promise[Fetc
 
     A reply starts with the whole batch that holds the asked offset. The first partition with data gives at least one
     batch whatever the size limits (KIP-74). A waiting fetch wakes at the first commit that concerns it. Incremental
-    sessions (KIP-227) mention only what changed. Where peers that do not read hold much of the broker's memory a
+    sessions (KIP-227) mention only what changed. If peers that do not read hold much of the broker's memory a
     consumer gets less, or has to wait: see `server.answers`.
 
     A follower (a broker of this cluster, in the incarnation that the image knows) also gets what is not committed, and
