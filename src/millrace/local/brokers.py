@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from millrace.clock import SystemClock
+from millrace.config.environment import without_settings
 from millrace.errors import MillraceError
 from millrace.local.children import StartTimeout, last_line, spawn
 from millrace.security.certificates import remove_drafts, write_private
@@ -88,7 +89,11 @@ class BrokerProcess:
                     *("--log-level", self._log_level),
                 ],
                 log=log,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)},
+                # All of its settings are in its file: a variable meant for another broker must not win over them.
+                env={
+                    **without_settings(os.environ),
+                    "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry),
+                },
             )
 
     def wait_until_ready(self, timeout_s: float = START_TIMEOUT_S) -> str:
