@@ -13,7 +13,7 @@ import resource
 import socket
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from millrace.clock import Clock, SystemClock
 from millrace.cluster.controller import Controller
@@ -36,6 +36,7 @@ from millrace.replication.follower import Fetchers, FetchSettings
 from millrace.replication.proposals import IsrProposals
 from millrace.replication.replicas import Replicas
 from millrace.replication.reports import DiskReports
+from millrace.security import exposure
 from millrace.security.authorizer import Authorizer
 from millrace.security.derivation import KeyDerivation
 from millrace.security.metering import ClientQuotas
@@ -53,6 +54,9 @@ from millrace.storage.directory import LogDirectory
 from millrace.storage.files import DEFAULT_MAX_OPEN, Files
 from millrace.storage.logdirs import LogDirs
 from millrace.tasks import Tasks
+
+if TYPE_CHECKING:
+    from millrace.monitoring.endpoint import MetricsEndpoint
 
 logger = logging.getLogger(__name__)
 
@@ -82,6 +86,7 @@ class Broker:
         self._files = files or Files(min(DEFAULT_MAX_OPEN, _descriptors() // 4))  # sockets and others want theirs
         self._store = store
         self._listeners: list[Listener] = []
+        self._metrics: MetricsEndpoint | None = None
         self._tasks = Tasks(self.clock)
         self._stops: list[Callable[[], Coroutine[Any, Any, None]]] = []
         """What has been started, in order; `stop` runs it backwards."""
@@ -114,6 +119,11 @@ class Broker:
     def port(self) -> int:
         """The port of the first listener, as it was bound."""
         return self._listeners[0].port
+
+    @property
+    def metrics_url(self) -> str | None:
+        """Where the broker tells of itself; None where it does not."""
+        return None if self._metrics is None else self._metrics.url
 
     async def start(self) -> None:
         """Return once clients are answered. On failure everything that was started is stopped again."""
@@ -206,9 +216,11 @@ class Broker:
         )
         audit_log = AuditLog(self.services)
         self.services.audit = audit_log.audit
-        await self._make_listeners(self.services, limits, derivation)
+        budget = await self._make_listeners(self.services, limits, derivation)
+        cleaner = self._cleaner(log_dirs, replicas)
         for listener in self._listeners:
             listener.bind()
+        await self._tell_metrics(self.services, budget, cleaner)
 
         self._stops.append(controller.stop)
         await controller.load()
@@ -243,14 +255,9 @@ class Broker:
             await listener.serve()
         self._stops.append(lambda: self._stop_listening(replicas, coordinators))
         self._stops.append(lambda: self._hand_over(controller))
-        self._tasks.keep("disk reports", reports.run)
-        if any(listener.tls is not None for listener in self._listeners):
-            self._tasks.keep("certificates", self._renew_certificates)
-        self._tasks.keep("disk space", lambda: self._watch_space(log_dirs))
-        self._tasks.keep("retention", lambda: self._keep_retention(replicas))
-        self._tasks.keep("compaction", self._cleaner(log_dirs, replicas).run)
-        self._tasks.keep("checkpoints", lambda: self._keep_checkpoints(log_dirs))
-        self._tasks.keep("high watermarks", lambda: self._keep_high_watermarks(log_dirs, replicas))
+        self._keep_up(log_dirs, replicas, reports, cleaner)
+        if self._metrics is not None:
+            self._metrics.started()
         logger.info(
             "broker %d of cluster %s answers at %s", config.broker_id, controller.image.cluster_id, self.bootstrap
         )
@@ -266,6 +273,8 @@ class Broker:
         Clients are given a moment to learn who leads now; without `linger` they are not: the whole cluster stops.
         """
         self._lingers = linger
+        if self._metrics is not None:
+            self._metrics.stopping()
         await self._tasks.stop()
         while self._stops:
             stop = self._stops.pop()
@@ -320,7 +329,28 @@ class Broker:
 
     # ------------------------------------------------------------------------------------------------------- listeners
 
-    async def _make_listeners(self, services: Services, limits: ConnectionLimits, derivation: KeyDerivation) -> None:
+    async def _tell_metrics(self, services: Services, budget: MemoryBudget, cleaner: Cleaner) -> None:
+        """Tell of the broker over HTTP from now on, as one that starts."""
+        address = self.config.metrics_address
+        if address is None:
+            return
+        # Not loaded where nobody is to ask.
+        from millrace.monitoring.endpoint import MetricsEndpoint  # noqa: PLC0415
+        from millrace.monitoring.parts import Observed  # noqa: PLC0415
+
+        observed = Observed(services=services, listeners=self._listeners, budget=budget, cleaner=cleaner)
+        endpoint = MetricsEndpoint(*address, observed)
+        endpoint.bind()
+        self._metrics = endpoint
+        self._stops.append(endpoint.stop)
+        await endpoint.serve(services.controller)
+        if not exposure.is_loopback(address[0]):
+            logger.warning("everybody who reaches %s can read the metrics of this broker", endpoint.url)
+
+    async def _make_listeners(
+        self, services: Services, limits: ConnectionLimits, derivation: KeyDerivation
+    ) -> MemoryBudget:
+        """Make them, and the memory that they share."""
         config = self.config
         mechanisms = Mechanisms(
             config,
@@ -358,6 +388,7 @@ class Broker:
                     tls=ServerTls(configured, config, self.clock) if configured.uses_tls else None,
                 )
             )
+        return budget
 
     async def _hand_over(self, controller: Controller) -> None:
         """Give leadership away, and tell clients where it went while they can still ask here.
@@ -391,6 +422,17 @@ class Broker:
         ]
 
     # ------------------------------------------------------------------------------------------------------ background
+
+    def _keep_up(self, log_dirs: LogDirs, replicas: Replicas, reports: DiskReports, cleaner: Cleaner) -> None:
+        """Begin everything that goes on for as long as the broker runs."""
+        self._tasks.keep("disk reports", reports.run)
+        if any(listener.tls is not None for listener in self._listeners):
+            self._tasks.keep("certificates", self._renew_certificates)
+        self._tasks.keep("disk space", lambda: self._watch_space(log_dirs))
+        self._tasks.keep("retention", lambda: self._keep_retention(replicas))
+        self._tasks.keep("compaction", cleaner.run)
+        self._tasks.keep("checkpoints", lambda: self._keep_checkpoints(log_dirs))
+        self._tasks.keep("high watermarks", lambda: self._keep_high_watermarks(log_dirs, replicas))
 
     async def _keep_retention(self, replicas: Replicas) -> None:
         """Let go of what retention no longer wants, a partition at a time so that the loop stays free."""

@@ -24,6 +24,7 @@ from millrace.handlers.markers import write_markers
 from millrace.metadata.deltas import ResourceType
 from millrace.model import CONSUMER_OFFSETS_TOPIC, SHARE_STATE_TOPIC, TRANSACTION_STATE_TOPIC, TopicPartition
 from millrace.queues.coordinator import ShareCoordinator
+from millrace.queues.counting import QueueCounts
 from millrace.queues.dead_letter_office import DeadLetterOffice
 from millrace.queues.dead_letters import TAKES_DEAD_LETTERS
 from millrace.queues.partitions import SharePartitions
@@ -67,6 +68,7 @@ class Coordinators:
             ensure_topic=controller.ensure_internal_topic,
             clock=clock,
         )
+        self._queue_counts = QueueCounts()
         self.queues = self._share_partitions()
         self.groups = self._group_coordinator()
         self.producer_ids = ProducerIds(controller.next_producer_id_block)
@@ -205,6 +207,7 @@ class Coordinators:
             holds_lease=lambda: controller.holds_lease,
             max_sessions=config.get_int("group.share.max.share.sessions"),
             clock=self._clock,
+            counts=self._queue_counts,
         )
 
     def _dead_letter_office(self) -> DeadLetterOffice:
@@ -224,6 +227,7 @@ class Coordinators:
             make_topic=make_topic,
             peers=self._peers,
             clock=self._clock,
+            counts=self._queue_counts,
         )
 
     def _find(self, topic_id: uuid.UUID, index: int) -> Partition:

@@ -38,7 +38,10 @@ def broker(
     ] = False,
     log_level: Annotated[str, typer.Option("--log-level", help="debug, info, warning or error, on stderr.")] = "info",
 ) -> None:
-    """Run one broker from a properties file; prints `ready bootstrap=HOST:PORT` when clients can connect."""
+    """Run one broker from a properties file; prints `ready bootstrap=HOST:PORT` when clients can connect.
+
+    After that `metrics=URL`, where it tells Prometheus of itself.
+    """
     if not config.is_file():
         raise CommandError(f"there is no file '{config}'")
     from millrace.cli.serve import configure_logging, serve

@@ -111,7 +111,10 @@ def up(
         ),
     ] = None,
 ) -> None:
-    """Start a broker or a cluster; prints `ready bootstrap=HOST:PORT,...` once clients connect."""
+    """Start a broker or a cluster; prints `ready bootstrap=HOST:PORT,...` once clients connect.
+
+    After that, for each broker, `metrics=URL`: where it tells Prometheus of itself.
+    """
     if zookeeper_nodes not in (1, 3):
         raise CommandError(f"--zookeeper-nodes is 1 or 3, not {zookeeper_nodes}", exit_code=2)
     from millrace.cli.serve import check_log_level
@@ -299,6 +302,8 @@ def _prepare_single(secured: Secured, config: BrokerConfig) -> list[str]:
 
 
 def _run_cluster(cluster: LocalCluster, use: Use, *, restart: bool, secured: Secured | None) -> None:
+    from millrace.cli.serve import ready_lines
+
     with _interrupted_by_signals(), nullcontext() if secured is None else secured.kept_valid():
         try:
             bootstrap = cluster.start()
@@ -308,7 +313,8 @@ def _run_cluster(cluster: LocalCluster, use: Use, *, restart: bool, secured: Sec
             use.ready({broker_id: broker.bootstrap or "" for broker_id, broker in cluster.brokers.items()})
             if cluster.migrated is not None and (remark := _migrated_text(cluster.migrated)):
                 print_remark(f"millrace: {remark}")
-            print(f"ready bootstrap={bootstrap}", flush=True)
+            metrics_urls = [broker.metrics_url for broker in cluster.brokers.values()]
+            print("\n".join(ready_lines(bootstrap, metrics_urls)), flush=True)
             if secured is not None:
                 _tell_clients(secured.directory)
             Supervision(cluster, restart=restart).run()
@@ -380,6 +386,10 @@ def _detach(folder: Folder, options: list[str], settings: dict[str, str]) -> Non
         if line.startswith("millrace: "):
             print_remark(line)
     print(ready, flush=True)
+    for line in said[said.index(ready) + 1 :]:  # written together with it
+        if not line.startswith("metrics="):
+            break
+        print(line, flush=True)
     if folder.security.is_dir():
         print(f"security={folder.security}", flush=True)
         print_remark(f"TLS, logins and rights are in force; the settings of clients are in {folder.security}")

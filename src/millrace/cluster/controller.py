@@ -175,6 +175,16 @@ class Controller:
         return self._writer.is_open
 
     @property
+    def is_connected(self) -> bool:
+        """Whether the metadata store, ZooKeeper perhaps, answers this broker."""
+        return self._member.is_connected
+
+    @property
+    def is_registered(self) -> bool:
+        """Whether this broker is live in its own image, in the incarnation that it is."""
+        return self._has_this_broker(self.image)
+
+    @property
     def holds_lease(self) -> bool:
         """Whether this broker cannot have been replaced without hearing of it; see `lease`."""
         return self._lease is None or self._lease.is_held

@@ -184,6 +184,12 @@ class BrokerConfig:
         return self.get_int("broker.id") if node_id is None else whole_number(node_id)
 
     @property
+    def metrics_address(self) -> tuple[str, int] | None:
+        """Host and port of `metrics.listener`; None where there is none."""
+        host, _, port = str(self.get("metrics.listener") or "").rpartition(":")
+        return (host.strip("[]"), int(port)) if port else None
+
+    @property
     def rack(self) -> str | None:
         rack = self.get("broker.rack")
         return str(rack) if rack else None

@@ -135,6 +135,17 @@ def gzip_level(value: int) -> str | None:
     return None if value == -1 or 1 <= value <= 9 else "must be -1 or between 1 and 9"
 
 
+def host_and_port(value: str) -> str | None:
+    if not value:
+        return None
+    host, colon, port = value.rpartition(":")
+    if not colon or not re.fullmatch(r"[0-9]{1,5}", port, re.ASCII) or int(port) > 65535:
+        return "must be HOST:PORT, or empty"
+    if not re.fullmatch(r"\[[0-9A-Fa-f:.%]+\]|[^:/\[\]\s]*", host):
+        return "must be HOST:PORT, an IPv6 address in brackets"
+    return None
+
+
 def known_authorizer(value: str) -> str | None:
     if not value or value.rpartition(".")[2] in ("StandardAuthorizer", "AclAuthorizer"):
         return None

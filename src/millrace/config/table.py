@@ -25,6 +25,7 @@ from millrace.config.setting import (
     between,
     dead_letter_topic,
     gzip_level,
+    host_and_port,
     known_authorizer,
     offset_reset,
     one_of,
@@ -532,6 +533,15 @@ _BROKER_SETTINGS: Final = (
         "Empty switches off that the name in ZooKeeper's certificate is compared with zookeeper.connect."),
     _broker("zookeeper.clientCnxnSocket", _S, None, "Which Java class speaks with ZooKeeper." + _NOT_USED),
     _broker("zookeeper.max.in.flight.requests", _I, 10, "Requests to ZooKeeper at a time.", at_least(1)),
+    # metrics
+    _broker("metrics.listener", _S, "127.0.0.1:0",
+        "Where the broker tells of itself over HTTP (`/metrics`, `/livez`, `/readyz`), a setting of millrace:"
+        " HOST:PORT, where port 0 is a free one, which `millrace up` and `millrace broker` print. It asks nobody who"
+        " they are: keep it on loopback, or in a network that you trust. Empty: nowhere.", host_and_port),
+    _broker("metrics.detail", _LIST, (),
+        "What /metrics always has on top, a setting of millrace: `topics`, `partitions`, `groups`,"
+        " `group-partitions`. A scrape may ask for more with ?detail=.",
+        unique_items("topics", "partitions", "groups", "group-partitions"), Update.CLUSTER_WIDE),
     # audit
     _broker("audit.log.path", _S, None,
         "File for the audit log, a setting of millrace: logins and decisions on rights, a JSON object (OCSF) a line. It"

@@ -86,6 +86,8 @@ class Api:
     """For responses that have their errors in their items."""
     forwardable: bool = False
     """Whether brokers pass it on to the controller."""
+    counts_errors: bool = False
+    """The handler counts the errors of its answers itself: where they arise, without a second look at all items."""
 
     @property
     def doc(self) -> str:
@@ -154,6 +156,7 @@ def api(
     internal: bool = False,
     refuse: Refuse | None = None,
     forwardable: bool = False,
+    counts_errors: bool = False,
     advertised_min: int | None = None,
     decoder: Decoder | None = None,
     encoder: Encoder | None = None,
@@ -162,7 +165,8 @@ def api(
 
     `internal` is for what only brokers ask. `refuse` answers who may not ask at all, where the response has no error of
     its own; what is under `on_controller` brings that along, and is forwardable. `advertised_min` lets ApiVersions name
-    an older minimum than is decoded. `decoder` and `encoder` replace the declared codec on the hot path.
+    an older minimum than is decoded. With `counts_errors` the handler calls `note_error` for each. `decoder` and
+    `encoder` replace the declared codec on the hot path.
     """
     low, _, high = versions.partition("-")
 
@@ -183,6 +187,7 @@ def api(
             internal=internal,
             refuse=refuse or getattr(handler, REFUSE, None),
             forwardable=forwardable or hasattr(handler, REFUSE),
+            counts_errors=counts_errors,
         )
         return handler
 

@@ -23,6 +23,7 @@ START_TIMEOUT_S: Final = 60.0
 STOP_TIMEOUT_S: Final = 20.0
 _POLL_S: Final = 0.01
 _READY: Final = b"ready bootstrap="
+_METRICS: Final = b"metrics="
 
 
 class BrokerFailed(MillraceError):
@@ -47,6 +48,8 @@ class BrokerProcess:
         self.log_path = log_path or config_path.with_name("log")
         self.bootstrap: str | None = None
         """Where it answers, once it has said so."""
+        self.metrics_url: str | None = None
+        """Where it tells of itself, once it has said so; None where it does not."""
         self._log_level = log_level
         self._process: subprocess.Popen[bytes] | None = None
         self._log_start = 0
@@ -75,7 +78,7 @@ class BrokerProcess:
         """Start it and return at once."""
         if self.pid is not None:
             return
-        self.bootstrap = None
+        self.bootstrap = self.metrics_url = None
         with self.log_path.open("ab") as log:
             self._log_start = log.tell()
             self._process = spawn(
@@ -110,6 +113,10 @@ class BrokerProcess:
                 for line in log:
                     if line.startswith(_READY) and line.endswith(b"\n"):
                         self.bootstrap = line[len(_READY) :].decode().strip()
+                    elif self.bootstrap is not None and line.endswith(b"\n"):
+                        # The line behind it, written together with it.
+                        if line.startswith(_METRICS):
+                            self.metrics_url = line[len(_METRICS) :].decode().strip()
                         break
         return self.bootstrap is not None
 
@@ -142,7 +149,7 @@ class BrokerProcess:
 
     def _reap(self, timeout_s: float | None) -> int:
         process, self._process = self._process, None
-        self.bootstrap = None
+        self.bootstrap = self.metrics_url = None
         if process is None:
             return 0
         try:

@@ -470,13 +470,13 @@ _FAMILIES: Final = (
         "millrace_queue_records_in_flight",
         Kind.GAUGE,
         "Records of queues that consumers have and have not acknowledged, or that wait to be delivered again.",
+        (),
+        f"{_SERVER}SharePartitionMetrics,name=InFlightMessageCount,group=*,topic=*,partition=*",
     ),
     Family(
         "millrace_queue_records_delivered_total",
         Kind.COUNTER,
         "Records that consumers of queues were given, for the first time or again.",
-        (),
-        "share-group-metrics:record-acquired-count",
     ),
     Family(
         "millrace_queue_records_redelivered_total",
@@ -486,16 +486,16 @@ _FAMILIES: Final = (
     Family(
         "millrace_queue_records_acknowledged_total",
         Kind.COUNTER,
-        "Records of queues that were acknowledged. kind: accept, release, reject.",
+        "Records of queues that were acknowledged. kind: accept, release, reject or renew.",
         ("kind",),
-        "share-group-metrics:record-acknowledgement-count,ack-type=*",
+        f"{_SERVER}ShareGroupMetrics,name=RecordAcknowledgementsPerSec,ackType=*",
     ),
     Family(
         "millrace_queue_lock_timeouts_total",
         Kind.COUNTER,
         "Records that went back because their consumer took too long.",
         (),
-        f"{_SERVER}SharePartitionMetrics,name=AcquisitionLockTimeoutPerSec",
+        f"{_SERVER}SharePartitionMetrics,name=AcquisitionLockTimeoutPerSec,group=*,topic=*,partition=*",
     ),
     Family(
         "millrace_queue_records_archived_total",

@@ -17,6 +17,7 @@ from millrace.errors import ConfigError, MillraceError
 from millrace.security.ocsf import Caller
 from millrace.security.sessions import ANONYMOUS
 from millrace.server.connection import Connection
+from millrace.server.counting import ListenerCounts
 from millrace.server.refusals import Refusals
 from millrace.server.throttling import Arrival, Arrivals
 from millrace.server.tls import HandshakeLine, TlsTransport
@@ -84,6 +85,7 @@ class Listener:
         self._tasks = Tasks(clock, told=(MillraceError,))
         """Requests that wait, and the sweep."""
         self.connections: set[Connection] = set()
+        self.counts = ListenerCounts()
 
     def __repr__(self) -> str:
         return f"Listener({self.name}://{self.host}:{self.port}, {len(self.connections)} connections)"
@@ -128,7 +130,7 @@ class Listener:
         enter = self._connect if self.tls is None else self._shake_hands
         if not self._arrivals.are_limited(self.name):
             return enter()
-        arrival = Arrival(self._arrivals, self.name, enter, self._arriving.discard, self._refusals)
+        arrival = Arrival(self._arrivals, self.name, enter, self._arriving.discard, self._refusals, self.counts)
         self._arriving.add(arrival)
         return arrival
 
@@ -141,6 +143,7 @@ class Listener:
             answers=self._answers,
             limits=self._limits if self.tls is None else None,
             refusals=self._refusals,
+            counts=self.counts,
             # Where there is a login, that says who somebody is, and not the certificate.
             mapper=None if self.tls is None or self._login_rules is not None else self.tls.mapper,
             max_frame_bytes=self._max_frame_bytes,
@@ -161,6 +164,7 @@ class Listener:
             line=self._handshake_line,
             clock=self._clock,
             refusals=self._refusals,
+            counts=self.counts,
             on_settled=self._arriving.discard,
             on_refused=self._handshake_refused,
         )

@@ -32,6 +32,7 @@ from millrace.clock import Clock
 from millrace.errors import ApiError, CorruptLogError, ErrorCode, StorageError
 from millrace.model import NO_TIMESTAMP
 from millrace.records.batch import (
+    HEADER_BYTES,
     STAMP,
     STAMP_BYTES,
     Batch,
@@ -76,6 +77,13 @@ class Appended(NamedTuple):
     log_append_time_ms: int
     start_offset: int
     duplicate: bool
+
+
+class FilesOfLog(NamedTuple):
+    """How much of the disk a log takes."""
+
+    segments: int
+    size_bytes: int
 
 
 class LogLayout(NamedTuple):
@@ -219,6 +227,29 @@ class Log:
             for name in self._files.names(self.directory)
             if name.endswith(LOG_SUFFIX)
         )
+
+    @property
+    def known_size(self) -> FilesOfLog | None:
+        """The segments and their size, if that needs no look at the disk; `measure_files` looks, in any thread."""
+        if self._loaded is not None:
+            return FilesOfLog(len(self._loaded.segments), self._loaded.segments.size_bytes)
+        return None if self.has_directory else FilesOfLog(0, 0)
+
+    def measure_files(self) -> FilesOfLog:
+        """The segments on disk and their size; StorageError."""
+        names = [name for name in self._files.names(self.directory) if name.endswith(LOG_SUFFIX)]
+        return FilesOfLog(len(names), sum(self._files.size_of(self.directory / name) or 0 for name in names))
+
+    def open_transactions(self, idle_since_ms: int) -> int:
+        """How many transactions are open whose producer has written nothing here since then.
+
+        A log that is not in memory has not been written to: of that nothing is said.
+        """
+        if self._loaded is None or not self._loaded.producers.open_transactions:
+            return 0
+        producers = self._loaded.producers
+        entries = (producers.entries.get(producer_id) for producer_id in producers.open_transactions.values())
+        return sum(entry is not None and entry.heard_ms < idle_since_ms for entry in entries)
 
     @property
     def segment_count(self) -> int:
@@ -432,6 +463,11 @@ class Log:
         """The one batch that holds `offset`."""
         data = self.read(offset, 0).data
         return Batch(read_header(data), memoryview(data))
+
+    def batch_header(self, offset: int) -> BatchHeader:
+        """The header of the batch that holds `offset`, or of the next one; the rest of it is not read."""
+        segment, position = (self._loaded or self._load()).segments.locate(offset)
+        return read_header(segment.pread(HEADER_BYTES, position))
 
     def position_of(self, offset: int) -> LogPosition:
         """Where the batch that begins at `offset` lies, or will lie; the offset must be a boundary between batches."""
