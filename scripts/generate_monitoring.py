@@ -26,6 +26,8 @@ SCHEMA_VERSION: Final = 42
 """The last one of the classic model."""
 DATASOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
 COLUMNS: Final = 24
+LABEL_VALUES, VARIABLE_QUERY = 1, "PrometheusVariableQueryEditor-VariableQuery"
+"""How Grafana itself writes the query of a variable."""
 SHORTHAND: Final = {
     "@broker": 'cluster=~"$cluster",job=~"$job",instance=~"$broker"',
     "@cluster": 'cluster=~"$cluster",job=~"$job"',
@@ -62,8 +64,11 @@ def dashboard_json(dashboard: Dashboard) -> dict[str, Any]:
             {
                 "type": "dashboards",
                 "title": "millrace",
+                "tooltip": "The other dashboard",
+                "icon": "external link",
                 "tags": ["millrace"],
                 "asDropdown": True,
+                "targetBlank": False,
                 "includeVars": True,
                 "keepTime": True,
             }
@@ -84,7 +89,7 @@ def _variable(variable: Variable) -> dict[str, Any]:
         "label": variable.label,
         "datasource": DATASOURCE,
         "definition": spelled_out(variable.query),
-        "query": {"query": spelled_out(variable.query), "refId": f"variable-{variable.name}"},
+        "query": {"qryType": LABEL_VALUES, "query": spelled_out(variable.query), "refId": VARIABLE_QUERY},
         "refresh": 2,  # when the time range changes: brokers and groups come and go
         "sort": 1,
         "multi": True,
@@ -175,6 +180,8 @@ def _field_defaults(panel: Panel) -> dict[str, Any]:
             for index, (value, text) in enumerate(panel.words)
         ]
         defaults["color"] = {"mode": "thresholds"}
+    if panel.kind is Kind.TABLE:
+        defaults["custom"] = {"align": "auto", "inspect": False}
     if panel.kind is Kind.TIMESERIES:
         defaults["color"] = {"mode": "palette-classic"}
         defaults["custom"] = {
@@ -222,12 +229,15 @@ def _stat_options() -> dict[str, Any]:
         "justifyMode": "center",
         "orientation": "auto",
         "textMode": "auto",
+        "wideLayout": True,
+        "showPercentChange": False,
+        "percentChangeColorMode": "standard",
         "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
     }
 
 
 def _table_options() -> dict[str, Any]:
-    return {"showHeader": True, "cellHeight": "sm"}
+    return {"showHeader": True, "cellHeight": "sm", "frameIndex": 0}
 
 
 _OPTIONS: Final[dict[Kind, Callable[[], dict[str, Any]]]] = {

@@ -34,8 +34,11 @@ class Load:
     """Runs in threads from the start of a `with` block to its end, where what a thread raised is raised."""
 
     def __init__(self, cluster: ClusterProcesses) -> None:
-        self._client = {**cluster.client_settings, "socket.timeout.ms": "10000"}
-        self._admin = cluster.admin_settings
+        self._login = cluster.client_settings
+        self._admin_login = cluster.admin_settings
+        # librdkafka tells of every lost connection, and a broker that is killed is a part of this.
+        self._client = {**self._login, "socket.timeout.ms": "10000", "log_level": "0"}
+        self._admin = {**self._admin_login, "log_level": "0"}
         self._bootstrap = cluster.bootstrap
         self._stop = threading.Event()
         self._failures: list[BaseException] = []
@@ -71,7 +74,7 @@ class Load:
         for created in admin.create_topics(topics).values():
             created.result(_READY_S)
         settings = {"share.auto.offset.reset": "earliest", "errors.deadletterqueue.topic.name": DEAD_JOBS}
-        set_group_configs(self._bootstrap, WORKERS, settings, self._admin)
+        set_group_configs(self._bootstrap, WORKERS, settings, self._admin_login)
         producer = Producer(self._client)
         producer.produce(ORDERS, b"the first", partition=0)
         assert producer.flush(_READY_S) == 0
@@ -114,7 +117,7 @@ class Load:
 
     def _work(self) -> None:
         """The first of ten is let go of, the second rejected, the third kept; the others are accepted."""
-        properties = {**self._client, "request.timeout.ms": "5000", "retry.backoff.ms": "50"}
+        properties = {**self._login, "request.timeout.ms": "5000", "retry.backoff.ms": "50"}
         seen = 0
         with (
             ClusterClient(ClientSettings.from_properties(properties)) as client,
