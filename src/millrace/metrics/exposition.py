@@ -12,12 +12,12 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
-from millrace.metrics.catalog import CATALOG, Family, Kind
+from millrace.metrics.catalog import CATALOG, Family
 from millrace.metrics.histogram import HistogramValue
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-LINES_PER_PIECE: Final = 500
-"""A piece is written in a fraction of a millisecond."""
+LINES_PER_PIECE: Final = 1500
+"""A piece is written in less than a millisecond."""
 
 Value = int | float | HistogramValue
 Labels = tuple[str, ...]
@@ -68,35 +68,42 @@ def render(tables: Iterable[Table], pause: Callable[[], object] = lambda: None) 
     pieces: list[bytes] = []
     lines: list[str] = []
     for family in CATALOG.values():
-        for line in _family_lines(family, columns.get(family.name, ())):
-            lines.append(line)
-            if len(lines) >= LINES_PER_PIECE:
-                pieces.append("".join(lines).encode())
-                lines.clear()
-                pause()
+        is_announced = False
+        for table, texts, column in columns.get(family.name, ()):
+            for start in range(0, len(texts), LINES_PER_PIECE):
+                end = start + LINES_PER_PIECE
+                found = _lines(family.name, texts[start:end], table.rows[start:end], column)
+                if found and not is_announced:
+                    is_announced = True
+                    lines.append(_announcement(family))
+                lines += found
+                if len(lines) >= LINES_PER_PIECE:
+                    pieces.append("".join(lines).encode())
+                    lines.clear()
+                    pause()
     if lines:
         pieces.append("".join(lines).encode())
     return pieces
 
 
-def _family_lines(family: Family, columns: Iterable[tuple[Table, list[str], int]]) -> Iterator[str]:
-    name = family.name
-    is_announced = False
-    for table, texts, column in columns:
-        for text, (_, values) in zip(texts, table.rows, strict=True):
-            value = values[column]
-            if value is None:
-                continue
-            if not is_announced:
-                is_announced = True
-                yield f"# HELP {name} {_escaped_help(family.help)}\n# TYPE {name} {family.kind.value}\n"
-            if type(value) is int:
-                yield f"{name}{text} {value}\n"
-            elif isinstance(value, HistogramValue):
-                assert family.kind is Kind.HISTOGRAM
-                yield from _histogram_lines(name, text, value)
-            else:
-                yield f"{name}{text} {number_text(value)}\n"
+def _announcement(family: Family) -> str:
+    return f"# HELP {family.name} {_escaped_help(family.help)}\n# TYPE {family.name} {family.kind.value}\n"
+
+
+def _lines(
+    name: str, texts: Sequence[str], rows: Sequence[tuple[Labels, Sequence[Value | None]]], column: int
+) -> list[str]:
+    """The lines of one family in one table, or a piece of it."""
+    values = [row[1][column] for row in rows]
+    if set(map(type, values)) == {int}:  # nearly all of the many
+        return [f"{name}{text} {value}\n" for text, value in zip(texts, values, strict=True)]
+    lines: list[str] = []
+    for text, value in zip(texts, values, strict=True):
+        if isinstance(value, HistogramValue):
+            lines += _histogram_lines(name, text, value)
+        elif value is not None:
+            lines.append(f"{name}{text} {number_text(value)}\n")
+    return lines
 
 
 def _histogram_lines(name: str, text: str, value: HistogramValue) -> Iterator[str]:

@@ -9,7 +9,6 @@ Owner of the server, of the scrapes and of the task that samples the loop's lag.
 
 from __future__ import annotations
 
-from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
 from millrace.metrics.catalog import Detail
@@ -17,7 +16,7 @@ from millrace.metrics.exposition import CONTENT_TYPE
 from millrace.monitoring.collector import Collector, Pace
 from millrace.monitoring.health import reasons_not_ready
 from millrace.monitoring.parts import Observed, Parts
-from millrace.monitoring.web import Answer, BadRequest, Parameters, WebServer, told
+from millrace.monitoring.web import UNAVAILABLE, Answer, BadRequest, Parameters, WebServer, told
 from millrace.tasks import Tasks
 
 if TYPE_CHECKING:
@@ -106,4 +105,4 @@ class MetricsEndpoint:
             reasons = ["the broker is starting"]
         else:
             reasons = await reasons_not_ready(self._services, Pace(self._clock))
-        return told("\n".join(reasons), HTTPStatus.SERVICE_UNAVAILABLE) if reasons else told("ready")
+        return told("\n".join(reasons), UNAVAILABLE) if reasons else told("ready")

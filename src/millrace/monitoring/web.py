@@ -17,7 +17,6 @@ import re
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from http import HTTPStatus
 from typing import Final
 from urllib.parse import parse_qsl
 
@@ -27,6 +26,24 @@ from millrace.tasks import Tasks
 
 logger = logging.getLogger(__name__)
 
+OK: Final = 200
+BAD_REQUEST: Final = 400
+NOT_FOUND: Final = 404
+METHOD_NOT_ALLOWED: Final = 405
+URI_TOO_LONG: Final = 414
+HEADERS_TOO_LARGE: Final = 431
+SERVER_ERROR: Final = 500
+UNAVAILABLE: Final = 503
+_PHRASES: Final = {
+    OK: "OK",
+    BAD_REQUEST: "Bad Request",
+    NOT_FOUND: "Not Found",
+    METHOD_NOT_ALLOWED: "Method Not Allowed",
+    URI_TOO_LONG: "URI Too Long",
+    HEADERS_TOO_LARGE: "Request Header Fields Too Large",
+    SERVER_ERROR: "Internal Server Error",
+    UNAVAILABLE: "Service Unavailable",
+}
 MAX_CONNECTIONS: Final = 16
 MAX_LINE_BYTES: Final = 4096
 MAX_HEAD_BYTES: Final = 16 * 1024
@@ -48,7 +65,7 @@ class Answer:
     """What is answered."""
 
     pieces: Sequence[bytes]
-    status: HTTPStatus = HTTPStatus.OK
+    status: int = OK
     content_type: str = _TEXT
     headers: Mapping[str, str] = field(default_factory=dict)
 
@@ -60,14 +77,12 @@ Page = Callable[[Parameters], Awaitable[Answer]]
 class BadRequest(Exception):
     """What came is no request that is answered here."""
 
-    def __init__(
-        self, text: str, status: HTTPStatus = HTTPStatus.BAD_REQUEST, headers: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, text: str, status: int = BAD_REQUEST, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(text)
         self.answer = told(text, status, headers)
 
 
-def told(text: str, status: HTTPStatus = HTTPStatus.OK, headers: Mapping[str, str] | None = None) -> Answer:
+def told(text: str, status: int = OK, headers: Mapping[str, str] | None = None) -> Answer:
     """A line of text."""
     return Answer((f"{text}\n".encode(),), status, headers=headers or {})
 
@@ -162,14 +177,14 @@ class WebServer:
     async def _answer(self, request: _Request) -> Answer:
         page = self._pages.get(request.path)
         if page is None:
-            raise BadRequest(f"there is nothing here; there is {', '.join(self._pages)}", HTTPStatus.NOT_FOUND)
+            raise BadRequest(f"there is nothing here; there is {', '.join(self._pages)}", NOT_FOUND)
         try:
             return await page(request.parameters)
         except BadRequest:
             raise
         except Exception:  # the peer is told that there was one, and nothing else
             logger.exception("%s could not be answered", request.path)
-            return told("the broker failed to answer; see its log", HTTPStatus.INTERNAL_SERVER_ERROR)
+            return told("the broker failed to answer; see its log", SERVER_ERROR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,9 +199,9 @@ async def _read_head(reader: asyncio.StreamReader) -> bytes:
     head = b""
     while (end := head.find(b"\r\n\r\n")) < 0:
         if len(head) > MAX_LINE_BYTES and b"\r\n" not in head[: MAX_LINE_BYTES + 2]:
-            raise BadRequest("the address is too long", HTTPStatus.REQUEST_URI_TOO_LONG)
+            raise BadRequest("the address is too long", URI_TOO_LONG)
         if len(head) > MAX_HEAD_BYTES:
-            raise BadRequest("too many headers", HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+            raise BadRequest("too many headers", HEADERS_TOO_LARGE)
         received = await reader.read(_READ_BYTES)
         if not received:
             raise EOFError
@@ -199,7 +214,7 @@ def _parse(head: bytes) -> _Request:
     match = _REQUEST_LINE.fullmatch(line)
     if match is None:
         if len(line) > MAX_LINE_BYTES:
-            raise BadRequest("the address is too long", HTTPStatus.REQUEST_URI_TOO_LONG)
+            raise BadRequest("the address is too long", URI_TOO_LONG)
         raise BadRequest("this is no request of HTTP/1.1")
     method, target, minor = match.group(1).decode(), match.group(2).decode(), match.group(3)
     headers: dict[bytes, bytes] = {}
@@ -211,7 +226,7 @@ def _parse(head: bytes) -> _Request:
     if minor == b"1" and b"host" not in headers:
         raise BadRequest("the header Host is missing")
     if method not in {"GET", "HEAD"}:
-        raise BadRequest(f"{method} is not served here", HTTPStatus.METHOD_NOT_ALLOWED, {"Allow": "GET, HEAD"})
+        raise BadRequest(f"{method} is not served here", METHOD_NOT_ALLOWED, {"Allow": "GET, HEAD"})
     if headers.get(b"content-length", b"0").strip() != b"0" or b"transfer-encoding" in headers:
         raise BadRequest("a request has no body here")
     if not target.startswith("/"):
@@ -237,8 +252,10 @@ async def _write(writer: asyncio.StreamWriter, answer: Answer, *, is_head: bool)
         "X-Content-Type-Options": "nosniff",
         **answer.headers,
     }
-    status = answer.status
-    lines = [f"HTTP/1.1 {status.value} {status.phrase}", *(f"{name}: {value}" for name, value in headers.items())]
+    lines = [
+        f"HTTP/1.1 {answer.status} {_PHRASES[answer.status]}",
+        *(f"{name}: {value}" for name, value in headers.items()),
+    ]
     writer.transport.set_write_buffer_limits(0)  # `drain` returns when the kernel has it all
     writer.write("".join(f"{line}\r\n" for line in (*lines, "")).encode())
     if not is_head:
