@@ -178,7 +178,12 @@ def test_a_broker_that_is_killed_is_seen_and_one_that_is_back(prometheus: Promet
     shows("Live brokers", "== 2")
     shows("Not answering", "== 2")  # by two jobs
     shows("Under-replicated", "> 0")
-    expected_alerts = {"MillraceBrokerDown": "critical", "MillraceUnderReplicated": "warning"}
+    shows("Fenced brokers", "== 1")
+    expected_alerts = {
+        "MillraceBrokerDown": "critical",
+        "MillraceBrokerFenced": "warning",
+        "MillraceUnderReplicated": "warning",
+    }
 
     def firing() -> dict[str, Any]:
         return {name: alert for (name, state), alert in prometheus.alerts().items() if state == "firing"}
@@ -188,7 +193,7 @@ def test_a_broker_that_is_killed_is_seen_and_one_that_is_back(prometheus: Promet
         alert = firing()[name]
         assert alert["labels"]["severity"] == severity
         assert alert["labels"]["cluster"] == "main"
-        assert re.search(rf"{HOST}:\d+", alert["annotations"]["summary"]), alert["annotations"]
+        assert re.search(rf"{HOST}:\d+|^1 brokers", alert["annotations"]["summary"]), alert["annotations"]
     assert "MillraceOfflinePartitions" not in firing()
 
     cluster.start_brokers([victim])

@@ -232,6 +232,7 @@ def anchors_of(page: Path) -> set[str]:
 def test_names_of_alerts_are_unique() -> None:
     names = [rule["alert"] for rule in RULES]
     assert len(set(names)) == len(names)
+    assert f"{len(names)} rules found" in (ROOT / "docs" / "monitoring.md").read_text()
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
