@@ -28,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
         "docs/security.md",
         "docs/coming-from-kafka.md",
         "docs/deployment.md",
+        "docs/monitoring.md",
     ],
 )
 def test_the_pages_do_what_they_say(pages: str) -> None:
