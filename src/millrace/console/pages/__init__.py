@@ -7,9 +7,9 @@ from typing import Final, NamedTuple
 
 from starlette.routing import Route
 
-from millrace.console.pages import brokers, entrance, overview, topic, topics
+from millrace.console.pages import brokers, entrance, overview, produce, records, topic, topics
 
-ALL: Final[tuple[ModuleType, ...]] = (entrance, overview, topics, topic, brokers)
+ALL: Final[tuple[ModuleType, ...]] = (entrance, overview, topics, topic, records, produce, brokers)
 
 
 class MenuItem(NamedTuple):

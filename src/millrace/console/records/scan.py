@@ -289,7 +289,10 @@ class Scan:
         self._done += offsets
 
     def check_limits(self) -> None:
+        """Between two batches: whether it is enough."""
         limits = self.request.limits
+        if self._client.is_stopped:
+            raise ScanStopped
         if limits.records is not None and self._records >= limits.records:
             raise _LimitReached(f"{self._records:,} records were looked at")
         if limits.size_bytes is not None and self._bytes >= limits.size_bytes:
