@@ -311,7 +311,7 @@ class TestLive:
         assert told[0][0] == "begin"
         (records,) = [value for event, value in told if event == "records"]
         assert isinstance(records, list)
-        assert (records[0]["key"], records[0]["value"], records[0]["offset"]) == (HOSTILE, '{ "new": true }', 0)
+        assert (records[0]["key"], records[0]["value"], records[0]["offset"]) == (HOSTILE, '{"new": true}', 0)
         assert told[-1][0] == "state" and told[-1][1]["over"] is True  # type: ignore[index]
         assert bench._tails == {}
 
@@ -386,8 +386,19 @@ class TestProducing:
     def test_begins_with_a_record(self, visitor: Visitor) -> None:
         text = visitor.get("/topics/orders/produce?from=1:0").text
         assert 'value="order-1"' in text and "{&#34;n&#34;: 1}</textarea>" in text and "trace: t</textarea>" in text
+        assert "cannot be typed" not in text
         assert visitor.get("/topics/orders/produce?from=x").status_code == 400
         assert visitor.get("/topics/orders/produce?from=1:9999").status_code == 400
+
+    def test_says_what_a_form_cannot_carry(self, visitor: Visitor, client: ClientSettings, cluster: Cluster) -> None:
+        cluster.create_topic("binary", 1)
+        produce(
+            client, "binary", [Outgoing(b"\xff", b"a\r\nb", (("h", b"\xff"),)), Outgoing(None, None, (("a\nb", b""),))]
+        )
+        text = visitor.get("/topics/binary/produce?from=0:0").text
+        assert "cannot be typed as they are" in text
+        assert 'value="/w=="' in text and "YQ0KYg==</textarea>" in text, "what a form would change goes as base64"
+        assert "cannot be typed as they are" in visitor.get("/topics/binary/produce?from=0:1").text
 
     def test_a_viewer_reads_and_sends_nothing(self, cluster: Cluster) -> None:
         for settings in (

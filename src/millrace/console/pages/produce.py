@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import base64
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Final
 
 from starlette.responses import Response
 
@@ -11,6 +12,7 @@ from millrace.clock import SystemClock
 from millrace.console.pages.records import settings_of
 from millrace.console.pages.topic import found_topic
 from millrace.console.records.decoders import is_readable
+from millrace.console.records.found import Found
 from millrace.console.records.producing import (
     InputError,
     Outgoing,
@@ -43,7 +45,10 @@ EMPTY: Final = {
 @page("/topics/{topic}/produce")
 def produce_form(page: Page) -> Response:
     """The form; with `from=PARTITION:OFFSET` filled with a record that is there."""
-    return _form(page, {**EMPTY, **(_copied(page) if page.asked("from") else {})})
+    if not page.asked("from"):
+        return _form(page, EMPTY)
+    record = _asked_for(page)
+    return _form(page, {**EMPTY, **_copied(record)}, remark=_lost(record))
 
 
 @page("/topics/{topic}/produce", methods=["POST"])
@@ -93,7 +98,7 @@ def _time(text: str) -> int | None:
         raise InputError(str(error)) from None
 
 
-def _form(page: Page, given: dict[str, str], *, error: str = "") -> Response:
+def _form(page: Page, given: Mapping[str, str], *, error: str = "", remark: str = "") -> Response:
     name = page.path["topic"]
     return page.render(
         "produce.html",
@@ -104,27 +109,43 @@ def _form(page: Page, given: dict[str, str], *, error: str = "") -> Response:
         given=given,
         typed=list(Typed),
         error=error,
+        remark=remark,
         allowed=page.may(Role.OPERATOR),
     )
 
 
-def _copied(page: Page) -> dict[str, str]:
+def _asked_for(page: Page) -> Found:
     partition, _, offset = page.asked("from").partition(":")
     if not (partition.isascii() and partition.isdigit() and offset.isascii() and offset.isdigit()):
         raise BadInput("a record to begin with is named as from=PARTITION:OFFSET")
     found = read_one(settings_of(page.access), page.path["topic"], int(partition), int(offset[:18]))
     if found is None:
         raise BadInput(f"there is no record at offset {offset} of partition {partition} any more")
-    key_typed, key = _as_typed(found.key)
-    value_typed, value = _as_typed(found.value)
-    values: dict[str, Any] = {
+    return found
+
+
+def _copied(record: Found) -> dict[str, str]:
+    """A record as it would be typed."""
+    key_typed, key = _as_typed(record.key)
+    value_typed, value = _as_typed(record.value)
+    return {
         "key": key,
         "key_typed": key_typed,
         "value": value,
         "value_typed": value_typed,
-        "headers": "\n".join(_header_line(name, content) for name, content in found.headers),
+        "headers": "\n".join(_header_line(name, content) for name, content in record.headers),
     }
-    return values
+
+
+def _lost(record: Found) -> str:
+    """What a form cannot carry, for people to know before they send it."""
+    try:
+        typed = parse_headers(_copied(record)["headers"])
+    except InputError:
+        typed = ()
+    if typed == record.headers:
+        return ""
+    return "Some headers of this record cannot be typed as they are: Send again, on its own page, copies it exactly."
 
 
 def _as_typed(data: bytes | None) -> tuple[str, str]:

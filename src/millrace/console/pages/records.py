@@ -42,6 +42,8 @@ CANCEL_S: Final = 2.0
 EVERY_S: Final = 0.3
 LONGEST_TOKEN: Final = 3_000
 """A longer place to go on from does not fit an address: then the scan that knows it is named."""
+ENOUGH_S: Final = 0.5
+"""A rate of less time than this says nothing."""
 PREVIEW: Final = 300
 MAX_SHOWN_BYTES: Final = 1024 * 1024
 """Of one part of a record on its own page; the rest can be downloaded."""
@@ -355,7 +357,7 @@ def progress_values(progress: Progress) -> dict[str, Any]:
         "records": wording.count(progress.records),
         "matched": wording.count(progress.matched),
         "bytes": wording.size(progress.size_bytes),
-        "rate": f"{wording.count(round(progress.rate))}/s",
+        "rate": f"{wording.count(round(progress.rate))}/s" if progress.elapsed_s >= ENOUGH_S else "",
         "elapsed": wording.duration(round(progress.elapsed_s, 1)),
         "left": "-" if left is None else wording.duration(max(round(left), 1)),
         "retries": progress.retries,
@@ -377,10 +379,13 @@ def _part(subject: Subject, chosen: Format, size_bytes: int) -> Part:
     decoded = decode(subject, chosen)
     if decoded.kind in ("null", "empty"):
         return Part(decoded, decoded.kind, size_bytes)
-    if decoded.kind == "bytes" and subject.data:
-        preview = subject.data[: PREVIEW // 8].hex(" ")
+    data = subject.data or b""
+    if decoded.kind == "bytes":
+        preview = data[: PREVIEW // 8].hex(" ")
     else:
-        preview = " ".join(decoded.text[: PREVIEW * 4].split())
+        # JSON as it was written is denser than as it is shown in full.
+        text = data[: PREVIEW * 4].decode(errors="ignore") if decoded.kind in ("text", "JSON") else decoded.text
+        preview = " ".join(text[: PREVIEW * 4].split())
     return Part(decoded, preview[:PREVIEW] + ("…" if len(preview) > PREVIEW else ""), size_bytes)
 
 
