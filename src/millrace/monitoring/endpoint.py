@@ -81,7 +81,7 @@ class MetricsEndpoint:
             await self._clock.sleep(SAMPLE_S)
             self._observed.loop_lag.record(max(self._clock.monotonic() - due_s, 0.0))
 
-    # ----------------------------------------------------------------------------------------------------------- pages
+    # --- pages --------------------------------------------------------------------------------------------------------
 
     async def _metrics(self, parameters: Parameters) -> Answer:
         wanted = {*self._services.config.get_list("metrics.detail")}

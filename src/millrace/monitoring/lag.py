@@ -141,7 +141,7 @@ class Lags:
         )
         return found
 
-    # -------------------------------------------------------------------------------------------------------- seconds
+    # --- seconds ------------------------------------------------------------------------------------------------------
 
     def sample(self, ends: Mapping[Place, int]) -> None:
         """Remember where partitions end now, and forget those that nobody asks for any more."""

@@ -151,7 +151,7 @@ class Parts:
             "transactions": self._transactions,
         }
 
-    # ----------------------------------------------------------------------------------------------------- the process
+    # --- the process --------------------------------------------------------------------------------------------------
 
     async def _process(self, scrape: Scrape) -> None:
         services, sheet = self._services, scrape.sheet
@@ -214,7 +214,7 @@ class Parts:
             for name, lost in services.audit.lost.items():
                 sheet.add("millrace_audit_events_dropped_total", lost, name)
 
-    # ----------------------------------------------------------------------------------------------------- the cluster
+    # --- the cluster --------------------------------------------------------------------------------------------------
 
     async def _cluster(self, scrape: Scrape) -> None:
         sheet, controller = scrape.sheet, self._services.controller
@@ -240,7 +240,7 @@ class Parts:
         sheet.add("millrace_cluster_partitions", self._offline[1])
         sheet.add("millrace_offline_partitions", self._offline[2])
 
-    # ------------------------------------------------------------------------------------------------ logs and replicas
+    # --- logs and replicas --------------------------------------------------------------------------------------------
 
     async def _logs(self, scrape: Scrape) -> None:
         sheet, log_dirs = scrape.sheet, self._services.log_dirs
@@ -358,7 +358,7 @@ class Parts:
         if topics:
             sheet.add_table(_TOPIC_FAMILIES, [((topic,), values) for topic, values in topics.items()])
 
-    # ---------------------------------------------------------------------------------------------------- coordinators
+    # --- coordinators -------------------------------------------------------------------------------------------------
 
     async def _groups(self, scrape: Scrape) -> None:
         sheet, groups = scrape.sheet, self._services.groups
