@@ -119,5 +119,6 @@ def test_a_long_scan_tells_how_far_it_is_and_is_cancelled(
     # One that is let go on shows what it found by itself.
     opened.goto(f"{address}/topics/long/records?start=beginning&filter=value.n+%3D%3D+999+and+offset+%3E+1999000")
     opened.get_by_text("Read to the end:").wait_for(timeout=90_000)
+    opened.locator("#found .record").first.wait_for()
     assert opened.locator("#found .record").count() == 1
     assert "0:1999999" in opened.locator("#found").inner_text()
