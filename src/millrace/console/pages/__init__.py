@@ -7,9 +7,9 @@ from typing import Final, NamedTuple
 
 from starlette.routing import Route
 
-from millrace.console.pages import brokers, entrance, groups, overview, queues, security, topic, topics
+from millrace.console.pages import brokers, entrance, groups, overview, pipelines, queues, security, topic, topics
 
-ALL: Final[tuple[ModuleType, ...]] = (entrance, overview, topics, topic, groups, queues, brokers, security)
+ALL: Final[tuple[ModuleType, ...]] = (entrance, overview, topics, topic, groups, queues, brokers, security, pipelines)
 
 
 class MenuItem(NamedTuple):
@@ -27,6 +27,7 @@ MENU: Final = (
     MenuItem("/queues", "Queues", "q"),
     MenuItem("/brokers", "Brokers", "b"),
     MenuItem("/security", "Security", "s"),
+    MenuItem("/pipelines", "Pipelines", "p"),
 )
 
 
