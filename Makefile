@@ -15,7 +15,7 @@ SPARK := $(VENV)/.spark-installed
 DEV  := $(VENV)/.dev-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-pages test-console screenshots test-cluster faults check format test-jvm bench bench-spark bench-cluster bench-queues bench-security bench-check fuzz docs clean
+.PHONY: help demo test test-pages test-console screenshots test-cluster test-monitoring faults check format test-jvm bench bench-spark bench-cluster bench-queues bench-security bench-check fuzz docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -26,7 +26,7 @@ demo: $(SPARK) ## the whole system at work for a minute, checked at the end; ARG
 # A test that exceeds its time limit takes its process with it. pytest-xdist 3.8.0 may wait for ever after it has replaced
 # that process (its issue 1378), so it does not: the run ends with the test's name.
 test: $(DEV) ## every test that needs Python only; ARGS="tests/unit -k recovery"
-	$(PYTEST) -m "not cluster and not pages and not browser" -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations=10 $(ARGS)
+	$(PYTEST) -m "not cluster and not pages and not browser and not monitoring" -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations=10 $(ARGS)
 
 test-pages: $(DEV) ## README and docs, every command and program run; the package built, installed and used
 	$(PYTEST) -m pages tests/pages -n 0 -rA --durations=10 $(ARGS)
@@ -40,6 +40,9 @@ screenshots: $(DEV) ## the pictures of docs/console.md, taken again
 test-cluster: $(DEV) ## brokers, and Spark's processes, killed, paused, cut off and restarted while records flow, in short rounds
 	$(PYTEST) -m cluster tests/cluster tests/spark -n 0 --durations=10 $(ARGS)
 
+test-monitoring: $(DEV) ## a Prometheus watches three brokers under load; every query of the dashboards and alerts is asked of it
+	$(PYTEST) -m monitoring tests/monitoring -n 0 -rA $(ARGS)
+
 faults: $(DEV) ## the same in full size, as a table; ARGS="--only leader --rounds 2"
 	PYTHONPATH=tests $(BIN)/python -m cluster $(ARGS)
 
@@ -49,6 +52,7 @@ check: $(DEV) ## ruff, mypy --strict, layer contract, generated pages
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/generate_docs.py --check
+	$(BIN)/python scripts/generate_monitoring.py --check
 
 format: $(DEV) ## rewrite the sources as `make check` wants them
 	$(BIN)/ruff check --fix-only .
@@ -78,8 +82,9 @@ bench-check: $(DEV) ## start-up time and memory against their bars; fails when o
 fuzz: $(DEV) ## the fuzz tests with a large budget; MILLRACE_FUZZ_SECONDS=N for another one, each
 	MILLRACE_FUZZ_SECONDS=$${MILLRACE_FUZZ_SECONDS:-120} $(PYTEST) -m fuzz --timeout=3600 $(ARGS)
 
-docs: $(DEV) ## regenerate the generated pages of docs/
+docs: $(DEV) ## regenerate the generated pages of docs/ and the dashboards
 	$(BIN)/python scripts/generate_docs.py
+	$(BIN)/python scripts/generate_monitoring.py
 
 clean: ## remove the environment, caches and build output
 	rm -rf $(VENV) .cache build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -12,8 +12,9 @@ import logging
 import resource
 import socket
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from millrace.clock import Clock, SystemClock
 from millrace.cluster.controller import Controller
@@ -23,6 +24,7 @@ from millrace.cluster.peers import Peers
 from millrace.cluster.presence import Presence
 from millrace.cluster.survey import Surveyor
 from millrace.config import BrokerConfig
+from millrace.config.setting import counts_by_address
 from millrace.coordinators import Coordinators
 from millrace.errors import ConfigError, MillraceError, StorageError
 from millrace.handlers import registry
@@ -36,6 +38,7 @@ from millrace.replication.follower import Fetchers, FetchSettings
 from millrace.replication.proposals import IsrProposals
 from millrace.replication.replicas import Replicas
 from millrace.replication.reports import DiskReports
+from millrace.security import exposure
 from millrace.security.authorizer import Authorizer
 from millrace.security.derivation import KeyDerivation
 from millrace.security.metering import ClientQuotas
@@ -43,8 +46,8 @@ from millrace.security.tls import LOOK_INTERVAL_S, ServerTls
 from millrace.security.tokens import TokenPasswords
 from millrace.server.answers import AnswerRoom
 from millrace.server.audit_log import AuditLog
-from millrace.server.flow import DEFAULT_BUDGET_BYTES, ConnectionLimits, MemoryBudget
-from millrace.server.listener import Listener
+from millrace.server.flow import DEFAULT_BUDGET_BYTES, ConnectionLimits, ListenerLimits, MemoryBudget
+from millrace.server.listener import Listener, SocketSettings
 from millrace.server.mechanisms import Mechanisms
 from millrace.server.throttling import Arrivals
 from millrace.storage.boot import boot_id
@@ -54,6 +57,9 @@ from millrace.storage.files import DEFAULT_MAX_OPEN, Files
 from millrace.storage.logdirs import LogDirs
 from millrace.tasks import Tasks
 from millrace.telemetry.manager import ClientTelemetry
+
+if TYPE_CHECKING:
+    from millrace.monitoring.endpoint import MetricsEndpoint
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +89,7 @@ class Broker:
         self._files = files or Files(min(DEFAULT_MAX_OPEN, _descriptors() // 4))  # sockets and others want theirs
         self._store = store
         self._listeners: list[Listener] = []
+        self._metrics: MetricsEndpoint | None = None
         self._tasks = Tasks(self.clock)
         self._stops: list[Callable[[], Coroutine[Any, Any, None]]] = []
         """What has been started, in order; `stop` runs it backwards."""
@@ -116,6 +123,11 @@ class Broker:
         """The port of the first listener, as it was bound."""
         return self._listeners[0].port
 
+    @property
+    def metrics_url(self) -> str | None:
+        """Where the broker tells of itself; None where it does not."""
+        return None if self._metrics is None else self._metrics.url
+
     async def start(self) -> None:
         """Return once clients are answered. On failure everything that was started is stopped again."""
         try:
@@ -131,7 +143,10 @@ class Broker:
         descriptors = _descriptors()
         most = max(descriptors - RESERVED_DESCRIPTORS, descriptors // 2)
         limits = ConnectionLimits(
-            lambda: min(config.get_int("max.connections"), most), lambda: config.get_int("max.connections.per.ip")
+            lambda: config.get_int("max.connections"),
+            lambda: config.get_int("max.connections.per.ip"),
+            lambda: counts_by_address(config.get_str("max.connections.per.ip.overrides")),
+            possible=most,
         )
 
         if self._store is None and config.get("zookeeper.connect") and is_single(Path(config.log_dirs[0])):
@@ -208,9 +223,11 @@ class Broker:
         self.services.telemetry = self._client_telemetry(controller)
         audit_log = AuditLog(self.services)
         self.services.audit = audit_log.audit
-        await self._make_listeners(self.services, limits, derivation)
+        budget = await self._make_listeners(self.services, limits, derivation)
+        cleaner = self._cleaner(log_dirs, replicas)
         for listener in self._listeners:
             listener.bind()
+        await self._tell_metrics(self.services, budget, cleaner)
 
         self._stops.append(controller.stop)
         await controller.load()
@@ -245,14 +262,9 @@ class Broker:
             await listener.serve()
         self._stops.append(lambda: self._stop_listening(replicas, coordinators))
         self._stops.append(lambda: self._hand_over(controller))
-        self._tasks.keep("disk reports", reports.run)
-        if any(listener.tls is not None for listener in self._listeners):
-            self._tasks.keep("certificates", self._renew_certificates)
-        self._tasks.keep("disk space", lambda: self._watch_space(log_dirs))
-        self._tasks.keep("retention", lambda: self._keep_retention(replicas))
-        self._tasks.keep("compaction", self._cleaner(log_dirs, replicas).run)
-        self._tasks.keep("checkpoints", lambda: self._keep_checkpoints(log_dirs))
-        self._tasks.keep("high watermarks", lambda: self._keep_high_watermarks(log_dirs, replicas))
+        self._keep_up(log_dirs, replicas, reports, cleaner)
+        if self._metrics is not None:
+            self._metrics.started()
         logger.info(
             "broker %d of cluster %s answers at %s", config.broker_id, controller.image.cluster_id, self.bootstrap
         )
@@ -268,6 +280,8 @@ class Broker:
         Clients are given a moment to learn who leads now; without `linger` they are not: the whole cluster stops.
         """
         self._lingers = linger
+        if self._metrics is not None:
+            self._metrics.stopping()
         await self._tasks.stop()
         while self._stops:
             stop = self._stops.pop()
@@ -317,6 +331,8 @@ class Broker:
             misplaced=replicas.misplaced,
             tell_directories=controller.report_directories,
             tell_placements=controller.report_placements,
+            untold_timeout_s=self.config.get_int("log.dir.failure.timeout.ms") / 1000,
+            give_up=self._fail,
             clock=self.clock,
         )
 
@@ -330,7 +346,28 @@ class Broker:
 
     # --- listeners ----------------------------------------------------------------------------------------------------
 
-    async def _make_listeners(self, services: Services, limits: ConnectionLimits, derivation: KeyDerivation) -> None:
+    async def _tell_metrics(self, services: Services, budget: MemoryBudget, cleaner: Cleaner) -> None:
+        """Tell of the broker over HTTP from now on, as one that starts."""
+        address = self.config.metrics_address
+        if address is None:
+            return
+        # Not loaded where nobody is to ask.
+        from millrace.monitoring.endpoint import MetricsEndpoint  # noqa: PLC0415
+        from millrace.monitoring.parts import Observed  # noqa: PLC0415
+
+        observed = Observed(services=services, listeners=self._listeners, budget=budget, cleaner=cleaner)
+        endpoint = MetricsEndpoint(*address, observed)
+        endpoint.bind()
+        self._metrics = endpoint
+        self._stops.append(endpoint.stop)
+        await endpoint.serve(services.controller)
+        if not exposure.is_loopback(address[0]):
+            logger.warning("everybody who reaches %s can read the metrics of this broker", endpoint.url)
+
+    async def _make_listeners(
+        self, services: Services, limits: ConnectionLimits, derivation: KeyDerivation
+    ) -> MemoryBudget:
+        """Make them, and the memory that they share."""
         config = self.config
         mechanisms = Mechanisms(
             config,
@@ -360,23 +397,34 @@ class Broker:
                     services=services,
                     budget=budget,
                     answers=answers,
-                    limits=limits,
+                    limits=ListenerLimits(
+                        limits,
+                        configured.name,
+                        partial(config.listener_value, configured.name, "max.connections"),
+                        for_brokers=len(config.listeners) > 1 and configured.name == config.inter_broker_listener,
+                    ),
                     arrivals=arrivals,
                     max_frame_bytes=config.get_int("socket.request.max.bytes"),
                     max_idle_ms=config.get_int("connections.max.idle.ms"),
+                    sockets=SocketSettings.from_config(config),
                     clock=self.clock,
                     login_rules=logins.get(configured.name),
                     tls=ServerTls(configured, config, self.clock) if configured.uses_tls else None,
                 )
             )
+        return budget
 
     async def _hand_over(self, controller: Controller) -> None:
         """Give leadership away, and tell clients where it went while they can still ask here.
+
+        Without controlled.shutdown.enable the others find out by themselves that this broker is gone.
 
         A client whose connection ends before it was refused comes back to the same address. It is turned away, once or
         twice, and then waits longer before it tries that address again: it would wait just when this broker is back
         and the next one of a rolling restart hands over to it.
         """
+        if not self.config.get_bool("controlled.shutdown.enable"):
+            return
         if await controller.leave() and self._lingers:
             await self.clock.sleep(HAND_OVER_S)
 
@@ -403,10 +451,22 @@ class Broker:
 
     # --- background ---------------------------------------------------------------------------------------------------
 
+    def _keep_up(self, log_dirs: LogDirs, replicas: Replicas, reports: DiskReports, cleaner: Cleaner) -> None:
+        """Begin everything that goes on for as long as the broker runs."""
+        self._tasks.keep("disk reports", reports.run)
+        if any(listener.tls is not None for listener in self._listeners):
+            self._tasks.keep("certificates", self._renew_certificates)
+        self._tasks.keep("disk space", lambda: self._watch_space(log_dirs))
+        self._tasks.keep("retention", lambda: self._keep_retention(replicas))
+        self._tasks.keep("compaction", cleaner.run)
+        self._tasks.keep("checkpoints", lambda: self._keep_checkpoints(log_dirs))
+        self._tasks.keep("high watermarks", lambda: self._keep_high_watermarks(log_dirs, replicas))
+
     async def _keep_retention(self, replicas: Replicas) -> None:
         """Let go of what retention no longer wants, a partition at a time so that the loop stays free."""
+        interval_s = self.config.get_int("log.retention.check.interval.ms") / 1000
+        await self._wait_at_start(interval_s)
         while True:
-            await self.clock.sleep(self.config.get_int("log.retention.check.interval.ms") / 1000)
             for partition in replicas:
                 if replicas.held(partition.topic, partition.index) is partition:  # not deleted since the sweep began
                     try:
@@ -416,6 +476,11 @@ class Broker:
                     except Exception:  # of one log: the others go on
                         logger.exception("retention of %r", partition)
                 await asyncio.sleep(0)
+            await self.clock.sleep(interval_s)
+
+    async def _wait_at_start(self, interval_s: float) -> None:
+        """Before housekeeping is done for the first time: a broker that starts has other things to do."""
+        await self.clock.sleep(min(self.config.get_int("log.initial.task.delay.ms") / 1000, interval_s))
 
     async def _renew_certificates(self) -> None:
         """Take new certificates and authorities as soon as they are there."""
@@ -455,12 +520,14 @@ class Broker:
 
     async def _keep_checkpoints(self, log_dirs: LogDirs) -> None:
         """Write down how far each log is on disk, so that a crash has little to scan."""
+        interval_s = self.config.get_int("log.flush.offset.checkpoint.interval.ms") / 1000
+        await self._wait_at_start(interval_s)
         while True:
-            await self.clock.sleep(self.config.get_int("log.flush.offset.checkpoint.interval.ms") / 1000)
             try:
                 log_dirs.checkpoint()
             except StorageError as error:
                 logger.error("checkpoints: %s", error)  # noqa: TRY400
+            await self.clock.sleep(interval_s)
 
     async def _keep_high_watermarks(self, log_dirs: LogDirs, replicas: Replicas) -> None:
         """Write down what is committed: a leader that starts again begins from there rather than from nothing."""

@@ -40,8 +40,7 @@ class Clock(Protocol):
 class SystemClock:
     """The machine's clock and the running event loop's timers."""
 
-    def monotonic(self) -> float:
-        return time.monotonic()
+    monotonic = staticmethod(time.monotonic)  # read several times per request: not through a function of ours
 
     def wall_ms(self) -> int:
         return time.time_ns() // 1_000_000

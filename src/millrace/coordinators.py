@@ -7,7 +7,7 @@ broker's other parts (`broker`), and everything that a coordinator does.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any
 
 from millrace.clock import Clock
@@ -24,6 +24,7 @@ from millrace.handlers.markers import write_markers
 from millrace.metadata.deltas import ResourceType
 from millrace.model import CONSUMER_OFFSETS_TOPIC, SHARE_STATE_TOPIC, TRANSACTION_STATE_TOPIC, TopicPartition
 from millrace.queues.coordinator import ShareCoordinator
+from millrace.queues.counting import QueueCounts
 from millrace.queues.dead_letter_office import DeadLetterOffice
 from millrace.queues.dead_letters import TAKES_DEAD_LETTERS
 from millrace.queues.partitions import SharePartitions
@@ -67,6 +68,7 @@ class Coordinators:
             ensure_topic=controller.ensure_internal_topic,
             clock=clock,
         )
+        self._queue_counts = QueueCounts()
         self.queues = self._share_partitions()
         self.groups = self._group_coordinator()
         self.producer_ids = ProducerIds(controller.next_producer_id_block)
@@ -154,19 +156,20 @@ class Coordinators:
     def _group_coordinator(self) -> GroupCoordinator:
         config, controller = self._config, self._controller
 
-        def times(group_id: str, kind: str) -> GroupTimes:
-            return GroupTimes.from_config(controller.image.config(ResourceType.GROUP, group_id), config, kind=kind)
+        def own(group_id: str) -> Mapping[str, str]:
+            return controller.image.config(ResourceType.GROUP, group_id)
 
         return GroupCoordinator(
             clock=self._clock,
             settings=GroupSettings.from_config(config),
             state_topic=self._state_topic(CONSUMER_OFFSETS_TOPIC, "offsets.topic.num.partitions"),
             dependencies=GroupDependencies(
-                image=lambda: controller.image, times=lambda group_id: times(group_id, "consumer")
+                image=lambda: controller.image,
+                times=lambda group_id: GroupTimes.of_consumers(own(group_id), config),
             ),
             share=ShareGroupDependencies(
                 image=lambda: controller.image,
-                times=lambda group_id: times(group_id, "share"),
+                times=lambda group_id: GroupTimes.of_share_group(own(group_id), config),
                 coordinators=_ShareCoordinators(self.persister),
                 left=self.queues.end_session,
             ),
@@ -205,6 +208,7 @@ class Coordinators:
             holds_lease=lambda: controller.holds_lease,
             max_sessions=config.get_int("group.share.max.share.sessions"),
             clock=self._clock,
+            counts=self._queue_counts,
         )
 
     def _dead_letter_office(self) -> DeadLetterOffice:
@@ -224,6 +228,7 @@ class Coordinators:
             make_topic=make_topic,
             peers=self._peers,
             clock=self._clock,
+            counts=self._queue_counts,
         )
 
     def _find(self, topic_id: uuid.UUID, index: int) -> Partition:

@@ -50,11 +50,13 @@ class Folder:
         self.up: Up | None = None
 
     def start(self, *options: str) -> str:
-        """The line after `ready`."""
+        """The line after `ready` and where the metrics are."""
         self.up = Up(self.directory, *options)
         self.up.ready()
         assert self.up.process.stdout is not None
-        return self.up.process.stdout.readline()
+        while (line := self.up.process.stdout.readline()).startswith("metrics="):
+            pass
+        return line
 
     def stop(self) -> None:
         assert self.up is not None
@@ -322,7 +324,8 @@ def test_in_the_background(tmp_path: Path) -> None:
 
     started = millrace("up", "--detach", "--secure", "--port", "0")
     try:
-        ready, security = started.stdout.splitlines()
+        ready, metrics, security = started.stdout.splitlines()
+        assert metrics.startswith("metrics=http://127.0.0.1:")
         assert ready.startswith("ready bootstrap=127.0.0.1:")
         assert security == f"security={data / 'security'}"
         assert f"the settings of clients are in {data / 'security'}" in started.stderr

@@ -36,12 +36,19 @@ def output_of(*command: str | Path, cwd: Path, stdin: str = "", **variables: str
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from the source distribution, which is built from here: what one of them lacks is missing in the end."""
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The source distribution."""
     folder = tmp_path_factory.mktemp("dist")
     output_of(sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", folder, cwd=ROOT)
-    (source,) = folder.iterdir()
-    assert source.name == f"millrace_broker-{__version__}.tar.gz"
+    (made,) = folder.iterdir()
+    assert made.name == f"millrace_broker-{__version__}.tar.gz"
+    return made
+
+
+@pytest.fixture(scope="module")
+def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from the source distribution, which is built from here: what one of them lacks is missing in the end."""
+    folder = tmp_path_factory.mktemp("wheel")
     with tarfile.open(source) as archive:
         archive.extractall(folder, filter="data")
     unpacked = folder / source.name.removesuffix(".tar.gz")
@@ -49,12 +56,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / f"millrace_broker-{__version__}-py3-none-any.whl"
 
 
-@pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The commands of an environment with the wheel and what it needs."""
+@pytest.fixture(scope="module", params=["wheel", "source"])
+def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The commands of an environment with the wheel, or what pip makes of the sources, and what it needs."""
     home = tmp_path_factory.mktemp("environment")
     venv.create(home, with_pip=True)
-    output_of(home / "bin" / "python", "-m", "pip", "--no-input", "install", "--quiet", wheel, cwd=home)
+    package: Path = request.getfixturevalue(request.param)
+    output_of(home / "bin" / "python", "-m", "pip", "--no-input", "install", "--quiet", package, cwd=home)
     return home / "bin"
 
 
@@ -80,6 +88,32 @@ def test_the_wheel_has_every_module_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         packed = {name for name in archive.namelist() if ".dist-info/" not in name}
     assert packed == expected
+
+
+def test_the_wheel_has_its_licence_its_data_and_what_it_says_of_itself(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        said = f"millrace_broker-{__version__}.dist-info"
+        metadata = archive.read(f"{said}/METADATA").decode()
+        assert archive.read(f"{said}/licenses/LICENSE") == (ROOT / "LICENSE").read_bytes()
+        assert "millrace = millrace.testing.plugin" in archive.read(f"{said}/entry_points.txt").decode()
+    assert {"millrace/py.typed", "millrace/spark/log4j2.properties", "pyspark_millrace.py"} <= set(names)
+    assert f"\nVersion: {__version__}\n" in metadata
+    assert "\nLicense-Expression: Apache-2.0\n" in metadata
+    assert "\nDescription-Content-Type: text/markdown\n" in metadata
+
+
+def test_the_sources_have_what_a_reader_needs_and_no_tests(source: Path) -> None:
+    with tarfile.open(source) as archive:
+        inside = [member.name.partition("/")[2] for member in archive.getmembers() if member.isfile()]
+    assert {path.partition("/")[0] for path in inside} == {
+        *("src", "docs", "deploy", "pyproject.toml", "PKG-INFO", "LICENSE", ".dockerignore", ".gitignore"),
+        *("README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"),
+    }
+    assert not [path for path in inside if "tests" in Path(path).parts or path.endswith(".pyc")]
+    for folder in ("src", "docs", "deploy"):
+        here = {path for path in (ROOT / folder).rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+        assert {str(path.relative_to(ROOT)) for path in here} <= set(inside)
 
 
 def test_the_version_and_the_names(installed: Path, tmp_path: Path) -> None:

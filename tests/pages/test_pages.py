@@ -26,6 +26,9 @@ ROOT = Path(__file__).resolve().parents[2]
         "docs/compaction.md",
         "docs/pipelines.md",
         "docs/security.md",
+        "docs/coming-from-kafka.md",
+        "docs/deployment.md",
+        "docs/monitoring.md",
     ],
 )
 def test_the_pages_do_what_they_say(pages: str) -> None:

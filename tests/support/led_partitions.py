@@ -14,6 +14,7 @@ from millrace.config import BrokerConfig
 from millrace.errors import ApiError, ErrorCode
 from millrace.handlers import registry
 from millrace.handlers.context import RequestContext, Services
+from millrace.handlers.counting import RequestCounts
 from millrace.handlers.fetch_sessions import FetchSessions
 from millrace.metadata.deltas import PartitionState
 from millrace.replication.partition import Partition
@@ -65,6 +66,7 @@ class LedPartitions:
             clock=self.clock,
             replicas=self.replicas,
             fetch_sessions=FetchSessions(10),
+            counts=RequestCounts(),
             fetch_max_bytes=1 << 20,
             is_rack_aware=False,
             transaction_gate=None,

@@ -217,7 +217,8 @@ class Disks:
     def set_aside(self, place: TopicPartition) -> None:
         self.delete_log(place)
 
-    def delete_log(self, place: TopicPartition) -> None:
+    def delete_log(self, place: TopicPartition, after_ms: int = 0) -> None:
+        del after_ms
         index = place.partition
         self.give_up_missing(place)
         log, disk = self.open.pop(index, None), self.places.pop(index, None)
@@ -359,10 +360,16 @@ class Reporter(_Driven):
             misplaced=lambda: broker.all_replicas.misplaced(),  # noqa: PLW0108 - there are none yet
             tell_directories=self._tell_directories,
             tell_placements=self._tell_placements,
+            untold_timeout_s=float("inf"),
+            give_up=lambda _reason: None,
             clock=self,  # type: ignore[arg-type]
         )
         self.reports._wake = _Flag()  # type: ignore[assignment]
         super().__init__(self.reports.run())
+
+    def monotonic(self) -> float:
+        """It never gives up here: a broker that stops is a step of the model's own."""
+        return 0.0
 
     async def _tell_directories(self, directories: Directories, _known: Sequence[str]) -> None:
         await self._ask(directories)

@@ -34,6 +34,7 @@ from millrace.config import (
     validate_overrides,
 )
 from millrace.config.page import configuration_markdown
+from millrace.config.setting import counts_by_address
 from millrace.errors import ConfigError
 
 
@@ -102,6 +103,12 @@ def test_kafkas_defaults() -> None:
         (Scope.GROUP, "share.auto.offset.reset", "by_duration:"),
         (Scope.BROKER, "log.retention.hours", "0"),
         (Scope.BROKER, "listeners", ""),
+        (Scope.BROKER, "max.connections.per.ip.overrides", "localhost:5"),
+        (Scope.BROKER, "max.connections.per.ip.overrides", "127.0.0.1"),
+        (Scope.BROKER, "max.connections.per.ip.overrides", "127.0.0.1:-1"),
+        (Scope.BROKER, "max.connections.per.ip.overrides", "127.0.0.1:many"),
+        (Scope.BROKER, "group.coordinator.rebalance.protocols", "consumer"),
+        (Scope.BROKER, "group.coordinator.rebalance.protocols", "classic,other"),
     ],
 )
 def test_bad_values_are_refused_in_one_line(scope: Scope, name: str, text: str) -> None:
@@ -126,6 +133,31 @@ def test_bad_values_are_refused_in_one_line(scope: Scope, name: str, text: str) 
 )
 def test_good_values(name: str, text: str, value: object) -> None:
     assert parse_value(TOPIC_SETTINGS[name], text) == value
+
+
+def test_limits_of_addresses() -> None:
+    text = "127.0.0.1:5, ::1:6,[2001:DB8::0:7]:0, ::ffff:10.0.0.1:8"
+    expected = {"127.0.0.1": 5, "::1": 6, "2001:db8::7": 0, "10.0.0.1": 8}
+    assert counts_by_address(text) == expected
+    assert counts_by_address("") == {}
+
+
+def test_the_session_timeout_has_two_names() -> None:
+    def session_ms(**given: str) -> int:
+        return BrokerConfig({f"{name}.session.timeout.ms": value for name, value in given.items()}).session_timeout_ms
+
+    assert session_ms() == 6000
+    assert session_ms(broker="20000") == 20_000
+    assert session_ms(zookeeper="7000", broker="20000") == 7000
+
+
+def test_a_listener_has_limits_of_its_own_but_an_address_has_one() -> None:
+    config = BrokerConfig({"listener.name.plaintext.max.connections": "7", "max.connections": "9"})
+    assert config.listener_value("PLAINTEXT", "max.connections") == 7
+    assert config.listener_value("OTHER", "max.connections") == 9
+    for name in ("max.connections.per.ip", "max.connections.per.ip.overrides"):
+        with pytest.raises(ConfigError, match="unknown broker setting"):
+            BrokerConfig({f"listener.name.plaintext.{name}": "7"})
 
 
 def test_secrets_do_not_appear_in_errors_or_reprs() -> None:

@@ -19,6 +19,7 @@ from millrace.metadata.embedded import Database, EmbeddedStore
 from millrace.wire.messages.cluster import MetadataRequest
 from millrace.wire.messages.produce import ProduceRequest
 from support.batches import batch
+from support.one_loop import Brokers
 
 
 class HeldClock(SystemClock):
@@ -103,3 +104,14 @@ async def test_nobody_is_waited_for_when_the_whole_cluster_stops(tmp_path: Path)
         await leaving.stop(linger=False)
         await other.stop()
         assert not clock.began.is_set()
+
+
+@pytest.mark.parametrize(("enabled", "leader"), [("true", 2), ("false", 1)])
+async def test_leadership_is_handed_over_only_where_that_is_wanted(tmp_path: Path, enabled: str, leader: int) -> None:
+    async with Brokers(tmp_path, 2, settings={"controlled.shutdown.enable": enabled}) as brokers:
+        await brokers.create("t", (1, 2))
+        controller = brokers.services(1).controller
+        await brokers.stop(1)
+        topic = controller.image.topic("t")
+        assert topic is not None
+        assert topic.partitions[0].leader == leader, "as the broker that has stopped saw it last"

@@ -1,8 +1,9 @@
-"""`millrace broker`: one broker from a properties file, for production."""
+"""`millrace broker`: one broker from a properties file or from environment variables, for production."""
 
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,11 +22,11 @@ app = typer.Typer(add_completion=False)
 def broker(
     *,
     config: Annotated[
-        Path, typer.Option("--config", "-c", show_default=False, help="A properties file with Kafka's setting names.")
-    ],
+        Path | None, typer.Option("--config", "-c", help="A properties file with Kafka's setting names.")
+    ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="A setting that wins over the file, repeatable."),
+        typer.Option("--set", metavar="NAME=VALUE", help="A setting that wins over all others, repeatable."),
     ] = None,
     pid_file: Annotated[Path | None, typer.Option("--pid-file", help="Write the process id here.")] = None,
     migrate: Annotated[
@@ -38,16 +39,28 @@ def broker(
     ] = False,
     log_level: Annotated[str, typer.Option("--log-level", help="debug, info, warning or error, on stderr.")] = "info",
 ) -> None:
-    """Run one broker from a properties file; prints `ready bootstrap=HOST:PORT` when clients can connect."""
-    if not config.is_file():
+    """Run one broker from a properties file; prints `ready bootstrap=HOST:PORT` when clients can connect.
+
+    After that `metrics=URL`, where it tells Prometheus of itself.
+
+    A setting may stand in the environment, too, where it wins over the file: log.dirs as MILLRACE_SETTING_LOG_DIRS,
+    with _ for a dot, __ for a dash and ___ for an underscore.
+    """
+    if config is not None and not config.is_file():
         raise CommandError(f"there is no file '{config}'")
     from millrace.cli.serve import configure_logging, serve
     from millrace.config import BrokerConfig
+    from millrace.config.environment import settings_in, variable_of
     from millrace.security import exposure
 
     configure_logging(log_level)
     given = name_values(settings, "--set")
-    loaded = BrokerConfig.load(config, given)
+    overrides = settings_in(os.environ) | given
+    if config is None and not overrides:
+        raise CommandError(
+            f"no settings: give --config FILE, or in the environment {variable_of('log.dirs')}=FOLDER", exit_code=2
+        )
+    loaded = BrokerConfig.load(config, overrides)
     for warning in (
         exposure.open_listeners_text(loaded),
         exposure.open_metadata_text(loaded),

@@ -121,7 +121,7 @@ def numbers(values: list[int] | tuple[int, ...]) -> str:
 
 
 @app.command(
-    epilog="Examples: `millrace cluster elect --topic orders --partition 3` or, where nobody leads and no disk comes "
+    epilog="Examples: `millrace cluster elect --topic orders --partition 3` or, if nobody leads and no disk comes "
     "back, `millrace cluster elect --unclean --topic orders`"
 )
 def elect(

@@ -26,9 +26,7 @@ app = typer.Typer(
 Topic = Annotated[str | None, typer.Option("--topic", "-t", metavar="TOPIC", help="Of this topic.")]
 Group = Annotated[str | None, typer.Option("--group", "-g", metavar="GROUP", help="Of this group, or queue.")]
 Broker = Annotated[int | None, typer.Option("--broker", metavar="ID", min=0, help="Of this broker.")]
-Brokers = Annotated[
-    bool, typer.Option("--brokers", help="Of all brokers: what holds where one has no value of its own.")
-]
+Brokers = Annotated[bool, typer.Option("--brokers", help="Of all brokers: what holds if one has no value of its own.")]
 Loggers = Annotated[
     int | None,
     typer.Option("--loggers", metavar="ID", min=0, help="The levels of this broker's loggers, until it stops."),

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Self
 
 import typer
 
+from millrace.admin.times import parse_duration_ms
 from millrace.cli.output import CommandError, count_text, print_json, print_table, size_text
 from millrace.clock import SystemClock
 from millrace.installing import install_hint
@@ -29,7 +30,9 @@ if TYPE_CHECKING:
     from millrace.cli.demo_view import View
     from millrace.demo.failover import Outage
     from millrace.demo.scenario import Scenario
+    from millrace.local.console import ConsoleProcess
 
+_HOST: Final = "127.0.0.1"
 _HALF_OF_FOREVER_S: Final = 30.0
 _INTERRUPTED: Final = 130
 
@@ -55,21 +58,35 @@ def demo(
         Path | None,
         typer.Option("--data", help="An empty or new folder for everything [default: a new temporary one]."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    keep: Annotated[
+        str,
+        typer.Option(
+            "--keep",
+            metavar="DURATION",
+            help="How long the brokers and the console stay afterwards, to look at what there is; 0 for not at all.",
+        ),
+    ] = "15m",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON; keeps nothing running.")] = False,
 ) -> None:
     """Watch producers, brokers and Spark pipelines at work; checks at the end that everything arrived."""
     _require_spark()
     from millrace.demo.scenario import Scenario
 
+    kept_ms = 0 if as_json or keep == "0" else parse_duration_ms(keep)
     home = _home(data)
     with _Stop() as stop, Scenario(home, rate, brokers) as scenario:
-        run = _Run(scenario, quiet=as_json)
-        run.go(None if forever else seconds, stop)
-        summary = run.summary()
+        run = _Run(scenario, home, quiet=as_json)
+        try:
+            run.go(None if forever else seconds, stop)
+            summary = run.summary()
+        finally:
+            run.console.stop()
     if as_json:
         print_json(summary)
     else:
         _print_summary(summary, home)
+        if summary["ok"] and kept_ms:
+            _keep(home, brokers, keep, run.console.port)
     if summary.get("stopped"):
         raise typer.Exit(_INTERRUPTED)
     if not summary["ok"]:
@@ -99,8 +116,9 @@ def _starting(brokers: int) -> str:
 class _Run:
     """One demo from start to the final account. All times that are told count from its beginning."""
 
-    def __init__(self, scenario: Scenario, *, quiet: bool) -> None:
+    def __init__(self, scenario: Scenario, home: Path, *, quiet: bool) -> None:
         self._scenario = scenario
+        self.console = _Console(home)
         self._quiet = quiet
         self._clock = SystemClock()
         self._began_s = self._clock.monotonic()
@@ -124,6 +142,8 @@ class _Run:
             self._say(said)
             begin()
             stop.listen()
+        if not self._quiet:
+            self.console.start(scenario.bootstrap, self._say)
         who = "broker" if scenario.brokers.count == 1 else "brokers"
         self._say(f"{who} at {scenario.bootstrap}; first results in some seconds; Ctrl-C ends it early")
         from millrace.cli.demo_view import PLAIN_EVERY_S, View, open_screen
@@ -231,6 +251,55 @@ class _Run:
             "results": str(scenario.results),
             "problems": problems,
         }
+
+
+class _Console:
+    """The console while the demo runs, on a port that the one afterwards has again: a page that is open comes back."""
+
+    def __init__(self, home: Path) -> None:
+        from millrace.local.ports import free_ports
+
+        self.port = free_ports(_HOST, 1)[0]
+        self._log_path = home / "console.log"
+        self._process: ConsoleProcess | None = None
+
+    def start(self, bootstrap: str, say: Callable[[str], None]) -> None:
+        from millrace.local.console import ConsoleProcess
+
+        self._process = ConsoleProcess(bootstrap, f"{_HOST}:{self.port}", {}, self._log_path)
+        self._process.start(
+            lambda url: say(f"console at {url}, in a browser"), lambda why: say(f"the console has ended: {why}")
+        )
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.stop()
+
+
+def _keep(home: Path, brokers: int, lasting: str, port: int) -> None:
+    """Start brokers and console again on what is there, in the background, and say where the console is."""
+    import subprocess
+
+    words = [
+        *("up", "--detach", "--data", str(home / "data"), "--port", "0", "--for", lasting),
+        *(("--brokers", str(brokers)) if brokers > 1 else ()),
+        *("--console", "--console-listen", f"{_HOST}:{port}"),
+    ]
+    started = subprocess.run(  # noqa: S603  # our own command line
+        [sys.executable, "-m", "millrace", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)},
+    )
+    lines = dict(line.partition("=")[::2] for line in started.stdout.splitlines())
+    if started.returncode or "console" not in lines:
+        last = started.stderr.strip().splitlines()[-1:] or ["no reason given"]
+        print(f"the brokers could not be left running to look at: {last[0].removeprefix('millrace: error: ')}")
+        return
+    millrace = Path(sys.executable).with_name("millrace")
+    print(f"\nbrokers and console stay for {lasting}; to end them now: {millrace} down --data {home / 'data'}")
+    print(f"open in a browser: {lines['console']}", flush=True)
 
 
 def _failover_row(outage: Outage) -> dict[str, Any]:

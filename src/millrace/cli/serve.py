@@ -11,7 +11,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -116,7 +116,8 @@ async def _serve(
     try:
         _write_pid(pid_file)
         ready(broker.bootstrap)
-        print(f"ready bootstrap={broker.bootstrap}", flush=True)
+        # In one write: whoever has seen the first line need not wait for the second, which is there or will not be.
+        print("\n".join(ready_lines(broker.bootstrap, [broker.metrics_url])), flush=True)
         told(broker.bootstrap)
         waiting = [awaited(event.wait()) for event in (stopping, broker.failed)]
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -126,6 +127,11 @@ async def _serve(
         await broker.stop()
         _remove_pid(pid_file)
     return broker.failure
+
+
+def ready_lines(bootstrap: str, metrics_urls: Sequence[str | None]) -> list[str]:
+    """What is printed when clients can connect: where, and for each broker that has metrics where those are."""
+    return [f"ready bootstrap={bootstrap}", *(f"metrics={url}" for url in metrics_urls if url is not None)]
 
 
 async def _started(broker: Broker, stopping: asyncio.Event) -> bool:

@@ -162,7 +162,7 @@ def find_hanging(
         typer.Option(
             "--older-than",
             metavar="DURATION",
-            help="Only where the last record is older; at least the longest timeout that the cluster allows.",
+            help="Only if the last record is older; at least the longest timeout that the cluster allows.",
         ),
     ] = _LONGEST,
     client: Client = None,
@@ -194,13 +194,13 @@ def abort(
     ] = None,
     producer_id: Annotated[int | None, typer.Option("--producer-id", min=0, help="Whose transaction it is.")] = None,
     producer_epoch: Annotated[
-        int | None, typer.Option("--producer-epoch", min=0, help="With --producer-id, where the partition has another.")
+        int | None, typer.Option("--producer-epoch", min=0, help="With --producer-id, if the partition has another.")
     ] = None,
     coordinator_epoch: Annotated[
         int | None, typer.Option("--coordinator-epoch", help="With --producer-epoch; 0 unless given.")
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Also where its coordinator has it: the transaction may be torn.")
+        bool, typer.Option("--force", help="Also if its coordinator has it: the transaction may be torn.")
     ] = False,
     yes: Yes = False,
     client: Client = None,

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from millrace.admin.times import parse_duration_ms
 from millrace.cli.console import parse_listen
 from millrace.cli.options import DEFAULT_DATA, Data, name_values
 from millrace.cli.output import CommandError, count_text, print_remark
@@ -44,6 +45,7 @@ LONGEST_PAUSE_S: Final = 30.0
 STEADY_S: Final = 60.0
 """A broker that ran this long was no failed start."""
 _LOOK_EVERY_S: Final = 0.1
+_METRICS: Final = "metrics="
 _CONSOLE: Final = "console="
 _NO_CONSOLE: Final = "millrace: the console has ended:"
 _SETTINGS: Final = "MILLRACE_UP_SETTINGS"
@@ -102,6 +104,9 @@ def up(
         ),
     ] = False,
     restart: Annotated[bool, typer.Option("--restart", help="Start a broker of a cluster again when it dies.")] = False,
+    for_so_long: Annotated[
+        str | None, typer.Option("--for", metavar="DURATION", help="Stop by itself after 90s, 15m, 2h; not before.")
+    ] = None,
     console: Annotated[
         bool,
         typer.Option("--console", help="Also the web console; prints `console=URL` once a browser can open it."),
@@ -122,7 +127,10 @@ def up(
         ),
     ] = None,
 ) -> None:
-    """Start a broker or a cluster; prints `ready bootstrap=HOST:PORT,...` once clients connect."""
+    """Start a broker or a cluster; prints `ready bootstrap=HOST:PORT,...` once clients connect.
+
+    After that, for each broker, `metrics=URL`: where it tells Prometheus of itself.
+    """
     if zookeeper_nodes not in (1, 3):
         raise CommandError(f"--zookeeper-nodes is 1 or 3, not {zookeeper_nodes}", exit_code=2)
     from millrace.cli.serve import check_log_level
@@ -131,6 +139,7 @@ def up(
     from millrace.security import exposure
 
     given = name_values(settings, "--set")
+    lasting_ms = None if for_so_long is None else parse_duration_ms(for_so_long)
     console_address = None
     if console:
         parse_listen(console_listen)
@@ -150,6 +159,7 @@ def up(
             "--zookeeper": zookeeper,
             "--log-level": log_level,
             "--console-listen": console_address,
+            "--for": for_so_long,
         }
         words = [
             *("--port", str(port), "--host", host, "--data", folder.name),
@@ -161,7 +171,7 @@ def up(
         ]
         _detach(folder, [*words, *flags], given, with_console=console)
         return
-    with folder.use() as use:
+    with folder.use() as use, _ending_after(lasting_ms):
         start = what_to_start(folder, brokers, zookeeper)
         if start.remark:
             print_remark(f"millrace: {start.remark}")
@@ -191,6 +201,21 @@ def up(
             )
             with _console(folder, console_address, secured) as start_console:
                 _run_cluster(cluster, use, restart=restart, secured=secured, start_console=start_console)
+
+
+@contextmanager
+def _ending_after(lasting_ms: int | None) -> Iterator[None]:
+    """Stop as by a signal when the time is over."""
+    if lasting_ms is None:
+        yield
+        return
+    timer = threading.Timer(lasting_ms / 1000, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,6 +392,8 @@ def _run_cluster(
     secured: Secured | None,
     start_console: Callable[[str], None],
 ) -> None:
+    from millrace.cli.serve import ready_lines
+
     with _interrupted_by_signals(), nullcontext() if secured is None else secured.kept_valid():
         try:
             bootstrap = cluster.start()
@@ -376,7 +403,8 @@ def _run_cluster(
             use.ready({broker_id: broker.bootstrap or "" for broker_id, broker in cluster.brokers.items()})
             if cluster.migrated is not None and (remark := _migrated_text(cluster.migrated)):
                 print_remark(f"millrace: {remark}")
-            print(f"ready bootstrap={bootstrap}", flush=True)
+            metrics_urls = [broker.metrics_url for broker in cluster.brokers.values()]
+            print("\n".join(ready_lines(bootstrap, metrics_urls)), flush=True)
             if secured is not None:
                 _tell_clients(secured.directory)
             start_console(bootstrap)
@@ -449,8 +477,8 @@ def _detach(folder: Folder, options: list[str], settings: dict[str, str], *, wit
         if line.startswith("millrace: "):
             print_remark(line)
     print(ready, flush=True)
-    for line in said[said.index(ready) + 1 :]:
-        if line.startswith(_CONSOLE):
+    for line in said[said.index(ready) + 1 :]:  # those of metrics are written together with it
+        if line.startswith((_METRICS, _CONSOLE)):
             print(line, flush=True)
         elif line.startswith(_NO_CONSOLE):
             print_remark(line)

@@ -149,7 +149,7 @@ class Controller:
         self._lease: Lease | None = None
         if watched:
             self._liveness = Liveness(self._view, self._writer, self._member, config, dialer, self._clock)
-            session_s = config.get_int("zookeeper.session.timeout.ms") / 1000
+            session_s = config.session_timeout_ms / 1000
             self._lease = Lease(store, self._view, self._member, session_s=session_s, clock=self._clock)
         self._recovery = Recovery(self._view, self._writer, config, self._clock)
         self._ask_log_ends: AskLogEnds = nobody_to_ask
@@ -173,6 +173,16 @@ class Controller:
     @property
     def is_controller(self) -> bool:
         return self._writer.is_open
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the metadata store, ZooKeeper perhaps, answers this broker."""
+        return self._member.is_connected
+
+    @property
+    def is_registered(self) -> bool:
+        """Whether this broker is live in its own image, in the incarnation that it is."""
+        return self._has_this_broker(self.image)
 
     @property
     def holds_lease(self) -> bool:

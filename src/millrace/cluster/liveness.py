@@ -292,7 +292,7 @@ class Liveness:
         self._writer = writer
         self._member = member
         self._config = config
-        self._silence_s = config.get_int("zookeeper.session.timeout.ms") / 1000
+        self._silence_s = config.session_timeout_ms / 1000
         self._dialer = dialer
         self._clock = clock
         self._peers: dict[int, Peer] = {}

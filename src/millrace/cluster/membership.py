@@ -219,6 +219,11 @@ class ClusterMember:
         return self._membership
 
     @property
+    def is_connected(self) -> bool:
+        """Whether the store answers this broker, as far as its session knows."""
+        return self._session is SessionState.CONNECTED
+
+    @property
     def registration(self) -> int | None:
         """The broker epoch of the registration in the session that lives; None where there is none."""
         return self.broker_epoch if self._registered else None

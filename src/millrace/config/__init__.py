@@ -2,6 +2,8 @@
 
 Of Kafka's broker settings those that do nothing here are in the table, too, from `without_effect`.
 
+A row has a reader, which names it in full, or its text says that it has no effect; a test looks for both.
+
 Not here: what a setting does (that is where it is read), where dynamic values are kept (they are deltas, see
 `metadata.deltas`), and defaults of the command line. `docs/configuration.md` is made from the table by `page`.
 

@@ -184,6 +184,20 @@ class BrokerConfig:
         return self.get_int("broker.id") if node_id is None else whole_number(node_id)
 
     @property
+    def session_timeout_ms(self) -> int:
+        """The silence after which a broker is taken for dead: ZooKeeper's name for it wins over KRaft's."""
+        own = self.get("broker.session.timeout.ms")
+        if own is None or self.is_set("zookeeper.session.timeout.ms"):
+            return self.get_int("zookeeper.session.timeout.ms")
+        return whole_number(own)
+
+    @property
+    def metrics_address(self) -> tuple[str, int] | None:
+        """Host and port of `metrics.listener`; None where there is none."""
+        host, _, port = str(self.get("metrics.listener") or "").rpartition(":")
+        return (host.strip("[]"), int(port)) if port else None
+
+    @property
     def rack(self) -> str | None:
         rack = self.get("broker.rack")
         return str(rack) if rack else None

@@ -13,8 +13,9 @@ def configuration_markdown() -> str:
         (
             "Generated from `src/millrace/config/table.py` and `without_effect.py` beside it; a test keeps them equal."
             " Names and defaults are Kafka's unless the text says otherwise. A value is looked up in this order: the"
-            " topic's (or group's) own, dynamic for this broker, dynamic for all brokers, the broker's file and"
-            " `--set`, the default.\n"
+            " topic's (or group's) own, dynamic for this broker, dynamic for all brokers, `--set`, the environment of"
+            " `millrace broker` (`log.dirs` as `MILLRACE_SETTING_LOG_DIRS`: `_` for a dot, `__` for a dash, `___` for"
+            " an underscore), its file, the default.\n"
         ),
     ]
     titles = {

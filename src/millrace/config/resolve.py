@@ -99,6 +99,16 @@ class TopicConfig:
         return "delete" in self.cleanup_policy
 
     @property
+    def compression_level(self) -> int | None:
+        """The level for the codec that `compression.type` names; None where there is none for it."""
+        levels = {
+            "gzip": self.compression_gzip_level,
+            "lz4": self.compression_lz4_level,
+            "zstd": self.compression_zstd_level,
+        }
+        return levels.get(self.compression_type)
+
+    @property
     def flushes_before_promise(self) -> bool:
         """Whether a replica promises only what it has put on disk."""
         return self.flush_mode == "group" or self.flush_messages < LONG_MAX

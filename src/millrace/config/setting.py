@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum, IntEnum
+from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
 from millrace.errors import ConfigError
@@ -135,6 +137,17 @@ def gzip_level(value: int) -> str | None:
     return None if value == -1 or 1 <= value <= 9 else "must be -1 or between 1 and 9"
 
 
+def host_and_port(value: str) -> str | None:
+    if not value:
+        return None
+    host, colon, port = value.rpartition(":")
+    if not colon or not re.fullmatch(r"[0-9]{1,5}", port, re.ASCII) or int(port) > 65535:
+        return "must be HOST:PORT, or empty"
+    if not re.fullmatch(r"\[[0-9A-Fa-f:.%]+\]|[^:/\[\]\s]*", host):
+        return "must be HOST:PORT, an IPv6 address in brackets"
+    return None
+
+
 def known_authorizer(value: str) -> str | None:
     if not value or value.rpartition(".")[2] in ("StandardAuthorizer", "AclAuthorizer"):
         return None
@@ -163,6 +176,38 @@ def throttled_replicas(value: tuple[str, ...]) -> str | None:
     if value == ("*",) or all(re.fullmatch(r"[0-9]+:[0-9]+", item) for item in value):
         return None
     return "must be '*' or a list of partition:broker pairs such as 0:101,1:102"
+
+
+def group_protocols(value: tuple[str, ...]) -> str | None:
+    problem = unique_items("classic", "consumer", "streams", "share", empty=False)(value)
+    if problem is None and "classic" not in value:
+        return "classic cannot be switched off"
+    return problem
+
+
+@lru_cache(maxsize=16)
+def counts_by_address(text: str) -> Mapping[str, int]:
+    """`address:count,...` as a mapping by the address as it is compared; ConfigError where it is something else."""
+    counts = {}
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        address, _, count = item.rpartition(":")
+        try:
+            known = ipaddress.ip_address(address.strip("[]"))
+        except ValueError:
+            raise ConfigError(f"{item[:100]} is not address:count; names of hosts are not looked up") from None
+        if not re.fullmatch(r"[0-9]{1,10}", count, re.ASCII):
+            raise ConfigError(f"{item[:100]} does not end in a whole number")
+        mapped = known.ipv4_mapped if isinstance(known, ipaddress.IPv6Address) else None
+        counts[str(mapped or known)] = int(count)
+    return counts
+
+
+def limits_of_addresses(value: str) -> str | None:
+    try:
+        counts_by_address(value)
+    except ConfigError as error:
+        return str(error)
+    return None
 
 
 def offset_reset(value: str) -> str | None:

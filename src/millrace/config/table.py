@@ -24,15 +24,18 @@ from millrace.config.setting import (
     at_least,
     between,
     dead_letter_topic,
+    group_protocols,
     gzip_level,
+    host_and_port,
     known_authorizer,
+    limits_of_addresses,
     offset_reset,
     one_of,
     throttled_replicas,
     unique_items,
     unlimited_or_positive,
 )
-from millrace.config.without_effect import NO_EFFECT, settings_without_effect
+from millrace.config.without_effect import NO_EFFECT, ONLY_DEFAULT, has_no_effect, settings_without_effect
 from millrace.errors import ConfigError
 
 _SECOND_MS: Final = 1000
@@ -42,12 +45,17 @@ _DAY_MS: Final = 24 * _HOUR_MS
 _MIB: Final = 1024 * 1024
 
 _NOT_USED = NO_EFFECT
+_OF_DELETED_LOGS: Final = (
+    " The files of a deleted topic, and of a replica that was moved away, stay as long, in directories whose names end"
+    " in `-delete`."
+)
 
 LISTENER_PREFIX: Final = "listener.name."
 SASL_MECHANISMS: Final = ("plain", "scram-sha-256", "scram-sha-512", "oauthbearer")
 _PER_MECHANISM: Final = ("sasl.", "connections.max.reauth.ms")
 _PER_LISTENER: Final = ("ssl.", "sasl.", "connections.max.reauth.ms", "max.connection", "principal.builder.class")
 """How the names of settings begin that a listener may have for itself."""
+_NOT_PER_LISTENER: Final = "max.connections.per.ip"
 
 _CODECS: Final = ("producer", "uncompressed", "none", "gzip", "snappy", "lz4", "zstd")
 
@@ -108,7 +116,8 @@ _TOPIC_SETTINGS: Final = (
         "Level used when the broker recompresses to gzip (-1: the codec's own).",
         gzip_level, "compression.gzip.level"),
     _topic("compression.lz4.level", _I, 9,
-        "Level used when the broker recompresses to lz4.", between(1, 17), "compression.lz4.level"),
+        "Level used when the broker recompresses to lz4; 9 is the fast way, as in Kafka, any other a thorough one.",
+        between(1, 17), "compression.lz4.level"),
     _topic("compression.type", _S, "producer",
         "Codec of stored batches; `producer` keeps what the producer chose, and then batches are stored untouched.",
         one_of(*_CODECS), "compression.type"),
@@ -119,7 +128,9 @@ _TOPIC_SETTINGS: Final = (
     _topic("errors.deadletterqueue.group.enable", _B, False,
         "Let share groups send their dead letters to this topic (KIP-1191)."),
     _topic("file.delete.delay.ms", _L, _MINUTE_MS,
-        "How long the files of a removed segment stay on disk.", at_least(0), "log.segment.delete.delay.ms"),
+        "How long the files of a segment that retention or DeleteRecords has removed stay on disk, with names that end "
+        "in `.deleted`; no longer than the disk has room and the broker runs.",
+        at_least(0), "log.segment.delete.delay.ms"),
     _topic("flush.messages", _L, LONG_MAX,
         "Force a disk flush after this many records. Any number turns on what `flush.mode=group` does, which is more.",
         at_least(1), "log.flush.interval.messages"),
@@ -164,11 +175,13 @@ _TOPIC_SETTINGS: Final = (
     _topic("min.insync.replicas", _I, 1,
         "In-sync replicas that acks=all needs; with fewer the write is refused.",
         at_least(1), "min.insync.replicas"),
-    _topic("preallocate", _B, False, "Reserve a segment's disk space when it is made.", None, "log.preallocate"),
+    _topic("preallocate", _B, False,
+        "Reserve a segment's disk space when it is made. Here a file has the size of what is in it." + _NOT_USED,
+        None, "log.preallocate"),
     _topic("remote.log.copy.disable", _B, False, "Stop copying to tiered storage." + _NOT_USED),
     _topic("remote.log.delete.on.disable", _B, False, "Delete tiered data when tiering is switched off." + _NOT_USED),
     _topic("remote.storage.enable", _B, False,
-        "Tiered storage; only false is possible here.",
+        "Tiered storage." + ONLY_DEFAULT,
         lambda value: "tiered storage is not available, so it must be false" if value else None),
     _topic("retention.bytes", _L, -1,
         "Size per partition beyond which old segments go (-1: no limit).", None, "log.retention.bytes"),
@@ -180,7 +193,8 @@ _TOPIC_SETTINGS: Final = (
     _topic("segment.index.bytes", _I, 10 * _MIB,
         "Largest size of an index file.", at_least(4), "log.index.size.max.bytes"),
     _topic("segment.jitter.ms", _L, 0,
-        "Random part taken off segment.ms, so that segments do not all roll at once.",
+        "The most that is taken off segment.ms, another random time for each segment, so that they do not all roll at "
+        "once.",
         at_least(0), (Synonym("log.roll.jitter.ms"), Synonym("log.roll.jitter.hours", _HOUR_MS))),
     _topic("segment.ms", _L, 7 * _DAY_MS,
         "Age at which a new segment begins even if the old one is not full.",
@@ -260,7 +274,7 @@ _BROKER_SETTINGS: Final = (
         "Where to listen: NAME://host:port. An empty host is every interface, port 0 a free port.",
         unique_items(empty=False)),
     _broker("advertised.listeners", _LIST, None,
-        "What clients are told to connect to, where it differs.", unique_items(empty=False)),
+        "What clients are told to connect to, if it differs.", unique_items(empty=False)),
     _broker("listener.security.protocol.map", _S,
         "PLAINTEXT:PLAINTEXT,SSL:SSL,SASL_PLAINTEXT:SASL_PLAINTEXT,SASL_SSL:SASL_SSL",
         "Which protocol a listener's name stands for."),
@@ -273,31 +287,43 @@ _BROKER_SETTINGS: Final = (
     _broker("num.network.threads", _I, 3, "Threads for sockets." + _NOT_USED, at_least(1), _CW),
     _broker("num.io.threads", _I, 8, "Threads for requests." + _NOT_USED, at_least(1), _CW),
     _broker("background.threads", _I, 10, "Threads for housekeeping." + _NOT_USED, at_least(1), _CW),
-    _broker("queued.max.requests", _I, 500, "Requests in flight before the broker stops reading.", at_least(1)),
+    _broker("queued.max.requests", _I, 500,
+        "Requests that may wait for a thread. Here none does: each is begun when it has been read, and "
+        "queued.max.request.bytes bounds how many are." + _NOT_USED, at_least(1)),
     _broker("queued.max.request.bytes", _L, -1,
         "Memory for requests in flight and answers that clients have not read; when it is used up the broker stops"
         " reading. Answers get three quarters of it at most (-1: 256 MiB)."),
     _broker("socket.request.max.bytes", _I, 100 * _MIB, "Largest request accepted.", at_least(1)),
-    _broker("socket.send.buffer.bytes", _I, 102400, "Send buffer of a socket (-1: the system's)."),
-    _broker("socket.receive.buffer.bytes", _I, 102400, "Receive buffer of a socket (-1: the system's)."),
-    _broker("socket.listen.backlog.size", _I, 50, "Connections that may wait to be accepted.", at_least(1)),
+    _broker("socket.send.buffer.bytes", _I, -1,
+        "Send buffer of a socket (-1: the system's, which grows as it is needed). In Kafka the default is 102400.",
+        at_least(-1)),
+    _broker("socket.receive.buffer.bytes", _I, -1,
+        "Receive buffer of a socket (-1: the system's, which grows as it is needed). In Kafka the default is 102400.",
+        at_least(-1)),
+    _broker("socket.listen.backlog.size", _I, 1024,
+        "Connections that may wait to be accepted, as far as the system allows. In Kafka the default is 50.",
+        at_least(1)),
     _broker("connections.max.idle.ms", _L, 10 * _MINUTE_MS,
         "A connection silent for this long is closed; one that has to log in and does not, after 30 seconds at most."),
     _broker("connection.failed.authentication.delay.ms", _I, 100,
         "Wait before a failed login is answered and its connection closed.", at_least(0)),
     _broker("max.connections", _I, INT_MAX,
-        "Connections in all. Never more than the process has descriptors for: all but 1,024 of them, or half where that"
-        " is more.", at_least(0), _CW),
+        "Connections in all, and of one listener (listener.name.NAME.max.connections); more are closed at once. Brokers"
+        " with a listener of their own are held to its own limit only. Never more than the process has descriptors for:"
+        " all but 1,024 of them, or half where that is more.", at_least(0), _CW),
     _broker("max.connections.per.ip", _I, INT_MAX, "Connections from one address.", at_least(0), _CW),
     _broker("max.connections.per.ip.overrides", _S, "",
-        "Other limits for some addresses: address:count,...", None, _CW),
+        "Other limits for some addresses: address:count,... Names of hosts, which Kafka would look up, are refused.",
+        limits_of_addresses, _CW),
     _broker("max.connection.creation.rate", _I, INT_MAX,
         "New connections per second, in all, and of one listener (listener.name.NAME.max.connection.creation.rate)."
-        " Those that come faster are served later, and closed where that would be in more than 30 seconds. Brokers with"
+        " Those that come faster are served later, and closed if that would be in more than 30 seconds. Brokers with"
         " a listener of their own are held to its own rate only.", at_least(0), _CW),
-    _broker("request.timeout.ms", _I, 30000, "How long the broker waits for an answer of another broker."),
+    _broker("request.timeout.ms", _I, 30000,
+        "How long a request to change something, which says nothing of that itself, may wait for the controller, and"
+        " one to write the ends of transactions for the replicas."),
     _broker("fetch.max.bytes", _I, 55 * _MIB,
-        "Most bytes in one fetch answer; fewer where memory for answers is short.", at_least(1024)),
+        "Most bytes in one fetch answer; fewer if memory for answers is short.", at_least(1024)),
     _broker("max.incremental.fetch.session.cache.slots", _I, 1000, "Fetch sessions kept.", at_least(0)),
     _broker("max.request.partition.size.limit", _I, 2000,
         "Most partitions in one page of DescribeTopicPartitions.", at_least(1)),
@@ -324,17 +350,22 @@ _BROKER_SETTINGS: Final = (
     _broker("log.roll.jitter.ms", _L, None, "Default of segment.jitter.ms.", None, _CW),
     _broker("log.roll.jitter.hours", _I, 0, "Default of segment.jitter.ms, in hours.", at_least(0)),
     _broker("log.flush.interval.ms", _L, None, "Default of flush.ms.", None, _CW),
-    _broker("log.flush.scheduler.interval.ms", _L, LONG_MAX, "How often flush.ms is looked at; also its default."),
+    _broker("log.flush.scheduler.interval.ms", _L, LONG_MAX,
+        "Default of flush.ms, if log.flush.interval.ms is unset. flush.ms is kept without being looked at."),
     _broker("log.flush.offset.checkpoint.interval.ms", _I, 60000,
         "How often recovery points are saved.", at_least(0)),
     _broker("log.flush.start.offset.checkpoint.interval.ms", _I, 60000,
-        "How often log start offsets are saved.", at_least(0)),
+        "How often log start offsets are saved. Here they are with the recovery points, and when DeleteRecords moves "
+        "one." + _NOT_USED, at_least(0)),
     _broker("log.retention.check.interval.ms", _L, 5 * _MINUTE_MS, "How often retention is enforced.", at_least(1)),
-    _broker("log.initial.task.delay.ms", _L, 30000, "Wait after start before the first housekeeping.", at_least(0)),
+    _broker("log.initial.task.delay.ms", _L, 30000,
+        "Wait after a start before retention is enforced and recovery points are saved for the first time; their "
+        "interval where that is shorter.", at_least(0)),
     _broker("log.dir.failure.timeout.ms", _L, 30000,
-        "How long a broker with a failed directory stays up when it cannot report that.", at_least(1)),
+        "How long a broker with a failed directory stays up when it cannot tell the controller.", at_least(1)),
     _broker("num.recovery.threads.per.data.dir", _I, 2,
-        "Threads that check logs after an unclean stop.", at_least(1), _CW),
+        "Threads that check logs after an unclean stop. Here they are checked one after another." + _NOT_USED,
+        at_least(1), _CW),
     _broker("log.cleaner.enable", _B, True, "Compaction on or off."),
     _broker("log.cleaner.threads", _I, 1, "Compactions at a time.", at_least(0), _CW),
     _broker("log.cleaner.dedupe.buffer.size", _L, 128 * _MIB, "Memory for the key map of a compaction.", None, _CW),
@@ -349,21 +380,28 @@ _BROKER_SETTINGS: Final = (
     # replication
     _broker("replica.lag.time.max.ms", _L, 30000, "A follower behind for this long leaves the in-sync set."),
     _broker("replica.socket.timeout.ms", _I, 30000, "Timeout of a follower's requests."),
-    _broker("replica.socket.receive.buffer.bytes", _I, 65536, "Receive buffer of a follower's socket."),
+    _broker("replica.socket.receive.buffer.bytes", _I, 65536,
+        "Receive buffer of a follower's socket. Here it is the system's, which grows as it is needed." + _NOT_USED),
     _broker("replica.fetch.max.bytes", _I, _MIB, "Bytes per partition a follower asks for.", at_least(0)),
     _broker("replica.fetch.wait.max.ms", _I, 500, "How long a follower's fetch may wait for data."),
     _broker("replica.fetch.min.bytes", _I, 1, "Bytes a follower's fetch waits for."),
     _broker("replica.fetch.backoff.ms", _I, 1000, "Wait of a follower after an error.", at_least(0)),
     _broker("replica.fetch.response.max.bytes", _I, 10 * _MIB, "Bytes a follower's fetch may bring.", at_least(0)),
-    _broker("num.replica.fetchers", _I, 1, "Connections to each leader for following.", at_least(1), _CW),
+    _broker("num.replica.fetchers", _I, 1,
+        "Connections to each leader for following. There is one, for all partitions." + _NOT_USED, at_least(1), _CW),
     _broker("replica.high.watermark.checkpoint.interval.ms", _L, 5000, "How often high watermarks are saved."),
     _broker("replica.selector.class", _S, None,
         "Which replica a consumer is sent to: empty for the leader, or the name of Kafka's RackAwareReplicaSelector."),
     _broker("auto.leader.rebalance.enable", _B, True, "Give leadership back to preferred leaders."),
     _broker("leader.imbalance.check.interval.seconds", _L, 300, "How often leadership is looked at.", at_least(1)),
-    _broker("controlled.shutdown.enable", _B, True, "Hand leadership over before stopping."),
-    _broker("broker.heartbeat.interval.ms", _I, 2000, "How often brokers report to the controller."),
-    _broker("broker.session.timeout.ms", _I, 9000, "Silence after which the controller fences a broker."),
+    _broker("controlled.shutdown.enable", _B, True,
+        "Hand leadership over before stopping. Without it the others elect leaders when they find this broker gone."),
+    _broker("broker.heartbeat.interval.ms", _I, 2000,
+        "How often brokers report to KRaft's controller. Here they have a session with ZooKeeper, and see each other."
+        + _NOT_USED),
+    _broker("broker.session.timeout.ms", _I, None,
+        "Silence after which a broker is taken for dead, by KRaft's name; zookeeper.session.timeout.ms is the same and "
+        "wins. In Kafka the default is 9000.", at_least(1)),
     _broker("leader.replication.throttled.rate", _L, LONG_MAX,
         "Bytes per second for throttled leaders.", at_least(0), _CW),
     _broker("follower.replication.throttled.rate", _L, LONG_MAX,
@@ -376,8 +414,10 @@ _BROKER_SETTINGS: Final = (
         "Replicas of __consumer_offsets; with fewer brokers as many as there are, and more as they come.",
         at_least(1)),
     _broker("offsets.topic.segment.bytes", _I, 100 * _MIB, "Segment size of __consumer_offsets.", at_least(1)),
-    _broker("offsets.topic.compression.codec", _I, 0, "Codec (by number) of batches in __consumer_offsets."),
-    _broker("offsets.load.buffer.size", _I, 5 * _MIB, "Bytes read at a time when offsets are loaded.", at_least(1)),
+    _broker("offsets.topic.compression.codec", _I, 0,
+        "Codec (by number) of batches in __consumer_offsets." + _NOT_USED),
+    _broker("offsets.load.buffer.size", _I, 5 * _MIB,
+        "Bytes read at a time when offsets are loaded." + _NOT_USED, at_least(1)),
     _broker("offsets.commit.timeout.ms", _I, 5000, "How long a commit may wait for the offsets topic.", at_least(1)),
     _broker("offsets.retention.minutes", _I, 10080, "How long offsets outlive their group.", at_least(1)),
     _broker("offsets.retention.check.interval.ms", _L, 600000,
@@ -388,12 +428,14 @@ _BROKER_SETTINGS: Final = (
     _broker("group.initial.rebalance.delay.ms", _I, 3000, "How long a new group waits for more members."),
     _broker("group.max.size", _I, INT_MAX, "Members of one classic group.", at_least(1)),
     _broker("group.coordinator.rebalance.protocols", _LIST, ("classic", "consumer", "streams"),
-        "Group protocols offered.", unique_items("classic", "consumer", "streams", "share", empty=False)),
+        "Group protocols offered. Without `consumer` there are no KIP-848 groups; `classic` has to be there, share "
+        "groups are served in any case, groups of `streams` are not.", group_protocols),
     _broker("group.coordinator.append.linger.ms", _I, -1,
-        "How long writes of the coordinator wait to be batched.", at_least(-1)),
+        "How long writes of the coordinator wait to be batched. Here they never do." + _NOT_USED, at_least(-1)),
     _broker("group.coordinator.threads", _I, 4, "Threads of the coordinator." + _NOT_USED, at_least(1)),
     _broker("group.consumer.assignors", _LIST, ("uniform", "range"),
-        "Assignors a consumer group may use.", unique_items(empty=False)),
+        "Assignors a consumer group may use, the first unless its members ask for another: `uniform` and `range`. The "
+        "names of Java classes are passed over.", unique_items(empty=False)),
     _broker("group.consumer.migration.policy", _S, "bidirectional",
         "Which changes between protocols a live group may make.",
         one_of("bidirectional", "upgrade", "downgrade", "disabled")),
@@ -416,7 +458,7 @@ _BROKER_SETTINGS: Final = (
     _broker("group.share.max.size", _I, 200, "Members of one share group.", between(1, 1000)),
     _broker("group.share.max.share.sessions", _I, 2000, "Share sessions kept.", at_least(1)),
     _broker("group.share.assignors", _LIST, ("simple",),
-        "Assignors a share group may use.", unique_items(empty=False)),
+        "Assignors a share group may use. There is one, `simple`." + _NOT_USED, unique_items(empty=False)),
     _broker("group.share.session.timeout.ms", _I, 45000, "Default of share.session.timeout.ms.", at_least(1)),
     _broker("group.share.min.session.timeout.ms", _I, 45000, "Lower limit of it.", at_least(1)),
     _broker("group.share.max.session.timeout.ms", _I, 60000, "Upper limit of it.", at_least(1)),
@@ -501,8 +543,9 @@ _BROKER_SETTINGS: Final = (
         "Samples of controller_mutation_rate: so many times the length of one is what may be changed at once.",
         at_least(1)),
     _broker("controller.quota.window.size.seconds", _I, 1, "Length of such a sample.", at_least(1)),
-    _broker("replication.quota.window.num", _I, 11, "Samples kept for replication quotas.", at_least(1)),
-    _broker("replication.quota.window.size.seconds", _I, 1, "Length of a sample.", at_least(1)),
+    _broker("replication.quota.window.num", _I, 11,
+        "Samples kept for replication quotas. Here these hold within a tenth of a second." + _NOT_USED, at_least(1)),
+    _broker("replication.quota.window.size.seconds", _I, 1, "Length of such a sample." + _NOT_USED, at_least(1)),
     # coordination
     _broker("zookeeper.connect", _S, None,
         "The ZooKeeper ensemble, host:port,...[/path]; without it a single broker keeps its metadata in metadata.db."),
@@ -522,16 +565,26 @@ _BROKER_SETTINGS: Final = (
     _broker("zookeeper.ssl.client.enable", _B, False, "Speak TLS with ZooKeeper."),
     _broker("zookeeper.ssl.truststore.location", _S, None,
         "PEM file with the authorities that ZooKeeper's certificate must be signed by; without it the system's."),
-    _broker("zookeeper.ssl.truststore.type", _S, "PEM", "Format of that file.", one_of("PEM")),
+    _broker("zookeeper.ssl.truststore.type", _S, "PEM", "Format of that file." + ONLY_DEFAULT, one_of("PEM")),
     _broker("zookeeper.ssl.keystore.location", _S, None,
-        "PEM file with the certificate to show ZooKeeper, and its key. Where it is the only login, the certificates "
+        "PEM file with the certificate to show ZooKeeper, and its key. If it is the only login, the certificates "
         "of all brokers need the same subject: it is what the znodes are closed under."),
-    _broker("zookeeper.ssl.keystore.type", _S, "PEM", "Format of that file.", one_of("PEM")),
+    _broker("zookeeper.ssl.keystore.type", _S, "PEM", "Format of that file." + ONLY_DEFAULT, one_of("PEM")),
     _broker("zookeeper.ssl.keystore.password", _PASSWORD, None, "Password of the key in that file."),
     _broker("zookeeper.ssl.endpoint.identification.algorithm", _S, "HTTPS",
         "Empty switches off that the name in ZooKeeper's certificate is compared with zookeeper.connect."),
     _broker("zookeeper.clientCnxnSocket", _S, None, "Which Java class speaks with ZooKeeper." + _NOT_USED),
-    _broker("zookeeper.max.in.flight.requests", _I, 10, "Requests to ZooKeeper at a time.", at_least(1)),
+    _broker("zookeeper.max.in.flight.requests", _I, 10,
+        "Requests to ZooKeeper at a time. Here up to 128 are under way." + _NOT_USED, at_least(1)),
+    # metrics
+    _broker("metrics.listener", _S, "127.0.0.1:0",
+        "Where the broker tells of itself over HTTP (`/metrics`, `/livez`, `/readyz`), a setting of millrace:"
+        " HOST:PORT, where port 0 is a free one, which `millrace up` and `millrace broker` print. It asks nobody who"
+        " they are: keep it on loopback, or in a network that you trust. Empty: nowhere.", host_and_port),
+    _broker("metrics.detail", _LIST, (),
+        "What /metrics always has on top, a setting of millrace: `topics`, `partitions`, `groups`,"
+        " `group-partitions`. A scrape may ask for more with ?detail=.",
+        unique_items("topics", "partitions", "groups", "group-partitions"), Update.CLUSTER_WIDE),
     # audit
     _broker("audit.log.path", _S, None,
         "File for the audit log, a setting of millrace: logins and decisions on rights, a JSON object (OCSF) a line. It"
@@ -629,7 +682,7 @@ _BROKER_SETTINGS: Final = (
         "name none and TLS 1.3 is not.", None, _PB),
     _broker("ssl.client.auth", _S, "none",
         "Whether clients show a certificate: `required`, `requested` (one without is ANONYMOUS, one that shows a wrong "
-        "certificate is refused) or `none`. A SASL_SSL listener asks only where "
+        "certificate is refused) or `none`. A SASL_SSL listener asks only if "
         "listener.name.NAME.ssl.client.auth says so.", one_of("required", "requested", "none"), _PB),
     _broker("ssl.enabled.protocols", _LIST, ("TLSv1.2", "TLSv1.3"),
         "Versions of TLS that clients may speak; older ones than these two cannot be had.",
@@ -680,6 +733,9 @@ def _derived_broker_settings() -> Iterator[Setting]:
     for topic in _TOPIC_SETTINGS:
         if len(topic.synonyms) == 1:
             doc = f"Default of the topic setting {topic.name}."
+            if has_no_effect(topic):
+                doc += NO_EFFECT
+            doc += _OF_DELETED_LOGS if topic.name == "file.delete.delay.ms" else ""
             yield _broker(topic.synonyms[0].name, topic.kind, topic.default, doc, topic.check, Update.CLUSTER_WIDE)
 
 
@@ -712,7 +768,8 @@ BROKER_FAMILIES: Final[Mapping[str, tuple[str, ...]]] = {
 
 def is_foreign(name: str) -> bool:
     """Whether a name in a broker's file is Kafka's and means nothing here: worth a warning, not an error."""
-    return name in _WITHOUT_EFFECT or _FOREIGN_NAMES.match(name) is not None
+    setting = BROKER_SETTINGS.get(name)
+    return has_no_effect(setting) if setting is not None else _FOREIGN_NAMES.match(name) is not None
 
 
 def find_setting(scope: Scope, name: str) -> Setting:
@@ -741,7 +798,7 @@ def _of_listener(name: str) -> Setting | None:
     if mechanism in SASL_MECHANISMS and of_mechanism.startswith(_PER_MECHANISM):
         rest = of_mechanism
     setting = BROKER_SETTINGS.get(rest)
-    if setting is None or not rest.startswith(_PER_LISTENER):
+    if setting is None or not rest.startswith(_PER_LISTENER) or rest.startswith(_NOT_PER_LISTENER):
         return None
     return replace(setting, name=name)
 

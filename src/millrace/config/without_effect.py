@@ -14,6 +14,9 @@ from typing import Final
 from millrace.config.setting import Check, Kind, Scope, Setting, Update, Value, at_least, between, parse_value
 
 NO_EFFECT: Final = " Accepted so that existing files work; it has no effect here."
+"""The end of the text of each setting that nothing reads; a test finds whoever does not say so, or need not."""
+ONLY_DEFAULT: Final = " No other value than the default is possible."
+"""The same for settings that need no reader, because their rule refuses every other value."""
 
 _KRAFT: Final = """
 controller.listener.names list none read-only -
@@ -45,6 +48,7 @@ metadata.max.idle.interval.ms int 500 read-only >=0
 metadata.max.retention.bytes long 104857600 read-only -
 metadata.max.retention.ms long 604800000 read-only -
 process.roles list none read-only -
+sasl.mechanism.controller.protocol string GSSAPI read-only -
 server.max.startup.time.ms long 9223372036854775807 read-only >=0 internal
 unclean.leader.election.interval.ms long 300000 read-only >=1 internal
 unstable.api.versions.enable boolean false read-only - internal
@@ -117,19 +121,25 @@ config.providers list empty cluster-wide -
 create.topic.policy.class.name class none read-only -
 group.share.persister.class.name string \
     org.apache.kafka.server.share.persister.DefaultStatePersister read-only - internal
-"""
-
-_SECURITY: Final = """
 principal.builder.class class org.apache.kafka.common.security.authenticator.DefaultKafkaPrincipalBuilder per-broker -
 sasl.client.callback.handler.class class none read-only -
+sasl.login.callback.handler.class class none read-only -
+sasl.login.class class none read-only -
+sasl.oauthbearer.jwt.retriever.class class org.apache.kafka.common.security.oauthbearer.DefaultJwtRetriever read-only -
+sasl.oauthbearer.jwt.validator.class class org.apache.kafka.common.security.oauthbearer.DefaultJwtValidator read-only -
+sasl.server.callback.handler.class class none read-only -
+"""
+
+_KERBEROS: Final = """
 sasl.kerberos.kinit.cmd string /usr/bin/kinit per-broker -
 sasl.kerberos.min.time.before.relogin long 60000 per-broker -
 sasl.kerberos.principal.to.local.rules list DEFAULT per-broker -
 sasl.kerberos.service.name string none per-broker -
 sasl.kerberos.ticket.renew.jitter double 0.05 per-broker -
 sasl.kerberos.ticket.renew.window.factor double 0.8 per-broker -
-sasl.login.callback.handler.class class none read-only -
-sasl.login.class class none read-only -
+"""
+
+_LOGINS_OF_CLIENTS: Final = """
 sasl.login.connect.timeout.ms int none read-only -
 sasl.login.read.timeout.ms int none read-only -
 sasl.login.refresh.buffer.seconds short 300 per-broker -
@@ -138,7 +148,6 @@ sasl.login.refresh.window.factor double 0.8 per-broker -
 sasl.login.refresh.window.jitter double 0.05 per-broker -
 sasl.login.retry.backoff.max.ms long 10000 read-only -
 sasl.login.retry.backoff.ms long 100 read-only -
-sasl.mechanism.controller.protocol string GSSAPI read-only -
 sasl.oauthbearer.assertion.algorithm string RS256 read-only -
 sasl.oauthbearer.assertion.claim.aud string none read-only -
 sasl.oauthbearer.assertion.claim.exp.seconds int 300 read-only 0..86400
@@ -152,12 +161,9 @@ sasl.oauthbearer.assertion.private.key.passphrase password none read-only -
 sasl.oauthbearer.assertion.template.file string none read-only -
 sasl.oauthbearer.client.credentials.client.id string none read-only -
 sasl.oauthbearer.client.credentials.client.secret password none read-only -
-sasl.oauthbearer.jwt.retriever.class class org.apache.kafka.common.security.oauthbearer.DefaultJwtRetriever read-only -
-sasl.oauthbearer.jwt.validator.class class org.apache.kafka.common.security.oauthbearer.DefaultJwtValidator read-only -
 sasl.oauthbearer.scope string none read-only -
-sasl.oauthbearer.scope.claim.name string scope read-only -
 sasl.oauthbearer.token.endpoint.url string none read-only -
-sasl.server.callback.handler.class class none read-only -
+sasl.oauthbearer.scope.claim.name string scope read-only -
 """
 
 _JAVA_TLS: Final = """
@@ -170,10 +176,14 @@ ssl.secure.random.implementation string none per-broker -
 ssl.trustmanager.algorithm string PKIX per-broker -
 """
 
+_LACKING: Final = """
+cordoned.log.dirs list empty per-broker -
+transaction.two.phase.commit.enable boolean false read-only -
+"""
+
 _INSIDE: Final = """
 alter.log.dirs.replication.quota.window.num int 11 read-only >=1
 alter.log.dirs.replication.quota.window.size.seconds int 1 read-only >=1
-cordoned.log.dirs list empty per-broker -
 delete.records.purgatory.purge.interval.requests int 1 read-only -
 fetch.purgatory.purge.interval.requests int 1000 read-only -
 group.coordinator.background.threads int 2 read-only >=1
@@ -185,7 +195,6 @@ producer.purgatory.purge.interval.requests int 1000 read-only -
 socket.connection.setup.timeout.max.ms long 30000 read-only -
 socket.connection.setup.timeout.ms long 10000 read-only -
 transaction.state.log.load.buffer.size int 5242880 read-only >=1
-transaction.two.phase.commit.enable boolean false read-only -
 """
 
 _GROUPS: Final = (
@@ -194,10 +203,17 @@ _GROUPS: Final = (
     ("Of Kafka Streams groups (KIP-1071), which are not served.", _STREAMS),
     ("Of Kafka's metrics and reporters, which do not exist here.", _METRICS),
     ("Names Java code for Kafka to load; none is loaded.", _PLUGINS),
-    ("Of security, which is not available yet: a listener that needs it is refused.", _SECURITY),
+    ("Of Kerberos (GSSAPI), which is not available: a listener that asks for it is refused.", _KERBEROS),
+    ("Of how Java clients fetch tokens; brokers log in to each other by PLAIN or SCRAM.", _LOGINS_OF_CLIENTS),
     ("Of TLS in Java; here it is OpenSSL's.", _JAVA_TLS),
+    ("Of something that Kafka can do and this broker cannot.", _LACKING),
     ("Of how Kafka works inside, where it works otherwise here.", _INSIDE),
 )
+
+
+def has_no_effect(setting: Setting) -> bool:
+    """Whether a setting's own text says that it does nothing."""
+    return NO_EFFECT in setting.doc
 
 
 def settings_without_effect() -> Iterator[Setting]:

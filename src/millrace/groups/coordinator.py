@@ -26,6 +26,7 @@ from millrace.groups.classic.effects import (
     SyncResult,
 )
 from millrace.groups.classic.group import ClassicGroup, GroupState
+from millrace.groups.counting import GroupCounts
 from millrace.groups.environment import HeartbeatResult
 from millrace.groups.modern.group import ModernGroup
 from millrace.groups.modern.groups import GroupDependencies
@@ -120,6 +121,7 @@ class GroupCoordinator(ShardedCoordinator[GroupShard]):
     ) -> None:
         super().__init__(state_topic, clock)
         self.settings = settings
+        self.counts = GroupCounts()
         self._dependencies = dependencies
         self._share = share
 
@@ -139,10 +141,16 @@ class GroupCoordinator(ShardedCoordinator[GroupShard]):
             clock=self._clock,
             dependencies=self._dependencies,
             share=self._share,
+            counts=self.counts,
         )
 
     def _housekeeping(self) -> Mapping[str, Work]:
         return {"offset expiry": self._expire_for_ever}
+
+    @property
+    def shards(self) -> Sequence[GroupShard]:
+        """What is coordinated here and loaded: for who looks at it and changes nothing."""
+        return self._active()
 
     def topics_deleted(self, topics: Mapping[str, uuid.UUID]) -> None:
         """Forget the offsets of topics that are gone; the tombstones are written in the background."""

@@ -33,12 +33,21 @@ class GroupTimes:
     assignment_interval_ms: int = 1_000
 
     @classmethod
-    def from_config(cls, own: Mapping[str, str], broker: BrokerConfig, kind: str = "consumer") -> GroupTimes:
-        """The own settings of a `consumer` or `share` group, or else the broker's."""
+    def of_consumers(cls, own: Mapping[str, str], broker: BrokerConfig) -> GroupTimes:
+        """The own settings of a KIP-848 group, or else the broker's."""
         return cls(
-            session_timeout_ms=whole_number(group_value(f"{kind}.session.timeout.ms", own, broker)),
-            heartbeat_interval_ms=whole_number(group_value(f"{kind}.heartbeat.interval.ms", own, broker)),
-            assignment_interval_ms=whole_number(group_value(f"{kind}.assignment.interval.ms", own, broker)),
+            session_timeout_ms=whole_number(group_value("consumer.session.timeout.ms", own, broker)),
+            heartbeat_interval_ms=whole_number(group_value("consumer.heartbeat.interval.ms", own, broker)),
+            assignment_interval_ms=whole_number(group_value("consumer.assignment.interval.ms", own, broker)),
+        )
+
+    @classmethod
+    def of_share_group(cls, own: Mapping[str, str], broker: BrokerConfig) -> GroupTimes:
+        """The own settings of a share group, or else the broker's."""
+        return cls(
+            session_timeout_ms=whole_number(group_value("share.session.timeout.ms", own, broker)),
+            heartbeat_interval_ms=whole_number(group_value("share.heartbeat.interval.ms", own, broker)),
+            assignment_interval_ms=whole_number(group_value("share.assignment.interval.ms", own, broker)),
         )
 
 
@@ -59,12 +68,18 @@ class GroupSettings:
     offsets_retention_ms: int = 7 * 24 * 60 * _MS_PER_MINUTE
     offsets_retention_check_interval_ms: int = 600_000
     offsets_commit_timeout_ms: int = 5_000
-    offsets_partitions: int = 50
     consumer_max_size: int = _MAX_INT32
     consumer_assignors: tuple[str, ...] = ("uniform", "range")
     """Of KIP-848 groups; the first is the default."""
     migration_policy: str = "bidirectional"
     share_max_size: int = 200
+    protocols: tuple[str, ...] = ("classic", "consumer", "streams")
+    """By which members may come; classic ones and those of share groups always may."""
+
+    @property
+    def offers_consumer_groups(self) -> bool:
+        """Whether KIP-848 groups are served."""
+        return "consumer" in self.protocols
 
     @property
     def may_upgrade(self) -> bool:
@@ -93,11 +108,11 @@ class GroupSettings:
             offsets_retention_ms=int(config.get("offsets.retention.minutes")) * _MS_PER_MINUTE,
             offsets_retention_check_interval_ms=int(config.get("offsets.retention.check.interval.ms")),
             offsets_commit_timeout_ms=int(config.get("offsets.commit.timeout.ms")),
-            offsets_partitions=int(config.get("offsets.topic.num.partitions")),
             consumer_max_size=int(config.get("group.consumer.max.size")),
             consumer_assignors=_known_assignors(config.get("group.consumer.assignors")),
             migration_policy=str(config.get("group.consumer.migration.policy")).lower(),
             share_max_size=int(config.get("group.share.max.size")),
+            protocols=tuple(config.get("group.coordinator.rebalance.protocols")),
         )
 
 

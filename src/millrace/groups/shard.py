@@ -29,6 +29,7 @@ from millrace.groups.classic.effects import (
 from millrace.groups.classic.group import ClassicGroup
 from millrace.groups.classic.groups import ClassicGroups
 from millrace.groups.classic.records import GroupRecord
+from millrace.groups.counting import GroupCounts
 from millrace.groups.modern.group import ModernGroup
 from millrace.groups.modern.groups import GroupDependencies, ModernGroups
 from millrace.groups.offsets.committed import PartitionCheck, accept
@@ -56,16 +57,20 @@ class GroupShard(StateShard):
         clock: Clock,
         dependencies: GroupDependencies,
         share: ShareGroupDependencies,
+        counts: GroupCounts | None = None,
     ) -> None:
         timeout_ms = settings.offsets_commit_timeout_ms
         super().__init__(index, leader_epoch, topic=topic, clock=clock, write_timeout_ms=timeout_ms)
         self._timers: GroupTimers = Timers(clock, self._timer_fired)
-        self.offsets = GroupOffsets(self)
-        self.classic = ClassicGroups(self, settings=settings, timers=self._timers)
+        counts = counts or GroupCounts()
+        self.offsets = GroupOffsets(self, counts)
+        self.classic = ClassicGroups(self, settings=settings, timers=self._timers, counts=counts)
         self.modern = ModernGroups(
-            self, self.classic, settings=settings, dependencies=dependencies, timers=self._timers
+            self, self.classic, settings=settings, dependencies=dependencies, timers=self._timers, counts=counts
         )
-        self.share = ShareGroups(self, settings=settings, dependencies=share, timers=self._timers, clock=clock)
+        self.share = ShareGroups(
+            self, settings=settings, dependencies=share, timers=self._timers, clock=clock, counts=counts
+        )
 
     def __repr__(self) -> str:
         return (

@@ -54,7 +54,7 @@ async def metadata(context: RequestContext, request: MetadataRequest) -> Metadat
     While a leader seems to have died and nobody has decided yet, the answer waits for the decision (`presence`); where
     there are several brokers, one about given topics takes some milliseconds, in which that may turn out.
 
-    Topics that may not be described are left out of all topics, and TOPIC_AUTHORIZATION_FAILED where they are named,
+    Topics that may not be described are left out of all topics, and TOPIC_AUTHORIZATION_FAILED if they are named,
     whether they exist or not.
 
     Not done: REBOOTSTRAP_REQUIRED (v13).

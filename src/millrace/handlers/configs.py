@@ -295,7 +295,7 @@ async def incremental_alter_configs(
 ) -> IncrementalAlterConfigsResponse:
     """Set, delete, append to or subtract from single settings; the others stay (KIP-339).
 
-    Append and subtract work on lists, starting from the default where nothing is set. A resource fails as a whole or
+    Append and subtract work on lists, starting from the default if nothing is set. A resource fails as a whole or
     not at all; `validate_only` changes nothing. Settings of topics, groups, client-metrics subscriptions, one broker
     or all of them ('') are metadata, and any broker takes them; the levels of broker loggers hold until the broker
     stops, and only it can be asked to change them. Settings of TLS that the broker which is asked could not use are

@@ -51,9 +51,12 @@ async def consumer_group_heartbeat(
     names; at most 1,024 characters, and 100 of them in a group (INVALID_REGULAR_EXPRESSION). A topic is matched only
     for who may describe it: for the member whose heartbeat finds it, as in Kafka. After a change of the rules it is
     matched anew in a heartbeat of a member that subscribes to it, at most every ten seconds.
+
+    UNSUPPORTED_VERSION where `group.coordinator.rebalance.protocols` has no `consumer`.
     """
     try:
         context.demand(*READ_GROUP, request.group_id)
+        _check_offered(context)
         for name in request.subscribed_topic_names or ():
             context.demand(*DESCRIBE_TOPIC, name)
         result = await context.broker.groups.modern_heartbeat(
@@ -125,6 +128,7 @@ def _describe(
     groups = context.broker.groups
     try:
         context.demand(*DESCRIBE_GROUP, group_id)
+        _check_offered(context)
         group = groups.describe_modern(group_id)
         if group is None:
             raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND, f"{group_id} is no consumer group")
@@ -145,6 +149,14 @@ def _describe(
     if with_operations:
         described.authorized_operations = context.allowed_operations(ResourceKind.GROUP, group_id)
     return described
+
+
+def _check_offered(context: RequestContext) -> None:
+    if not context.broker.groups.settings.offers_consumer_groups:
+        raise ApiError(
+            ErrorCode.UNSUPPORTED_VERSION,
+            "this broker serves no groups of the consumer protocol: see group.coordinator.rebalance.protocols",
+        )
 
 
 def _check_topics(context: RequestContext, members: Iterable[ConsumerGroupDescribeResponse.Member]) -> None:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from millrace.errors import ApiError, ErrorCode
+from millrace.handlers.counting import RequestCounts
 from millrace.handlers.needs import CODES, NOTHING, Needs
 from millrace.security.acls import CLUSTER_NAME, OPERATIONS_OF, Operation, ResourceKind
 from millrace.security.authorizer import NO_AUTHORIZER, Authorizer
@@ -73,6 +74,8 @@ class Services:
     """Where logins and decisions on rights are written down, if they are."""
     telemetry: ClientTelemetry | None = None
     """Where metrics go that clients push, if they may."""
+    counts: RequestCounts = field(default_factory=RequestCounts)
+    """What is counted of requests."""
     produce_lines: dict[Peer | None, asyncio.Future[None]] = field(default_factory=dict)
     """Of each connection whose Produce waits for the gate, what is done when the last of them is (`produce`)."""
 
@@ -188,6 +191,10 @@ class RequestContext:
         if self.peer is not None:
             self.reserved_bytes += size_bytes
             self.peer.reserve(size_bytes)
+
+    def note_error(self, code: int) -> None:
+        """Have an error counted that is in the answer of Produce or Fetch; those of others are found in theirs."""
+        self.broker.counts[self.header.api_key].failed(code)
 
     def check_broker_listener(self) -> None:
         """Clients have no business here: where brokers have a listener of their own, only it is open to this."""

@@ -100,7 +100,7 @@ async def create_delegation_token(
     """Make a delegation token for whoever asks, or with CREATE_TOKENS on that user for somebody else (KIP-48, KIP-373).
 
     Its id and HMAC are a name and a password for SCRAM with `tokenauth=true`. Nobody can ask who came by a token or
-    without a login (DELEGATION_TOKEN_REQUEST_NOT_ALLOWED), nor where brokers have no secret
+    without a login (DELEGATION_TOKEN_REQUEST_NOT_ALLOWED), nor if brokers have no secret
     (DELEGATION_TOKEN_AUTH_DISABLED). Renewers are of type User (INVALID_PRINCIPAL_TYPE).
 
     Versions: v3 names the owner, and who asked for the token.

@@ -45,6 +45,7 @@ _Outcome = list[tuple["Wanted", FetchResult]]
     "4-18",
     needs=judged(READ_TOPIC, CLUSTER_ACTION),
     overlaps=True,
+    counts_errors=True,
     decoder=read_fetch,
     encoder=write_fetch,
 )
@@ -53,7 +54,7 @@ def fetch(context: RequestContext, call: FetchCall) -> FetchReply | Promise[Fetc
 
     A reply starts with the whole batch that holds the asked offset. The first partition with data gives at least one
     batch whatever the size limits (KIP-74). A waiting fetch wakes at the first commit that concerns it. Incremental
-    sessions (KIP-227) mention only what changed. Where peers that do not read hold much of the broker's memory a
+    sessions (KIP-227) mention only what changed. If peers that do not read hold much of the broker's memory a
     consumer gets less, or has to wait: see `server.answers`.
 
     A follower (a broker of this cluster, in the incarnation that the image knows) also gets what is not committed, and
@@ -88,6 +89,7 @@ def fetch(context: RequestContext, call: FetchCall) -> FetchReply | Promise[Fetc
             call, by_topic_id=context.version >= FETCH_TOPIC_ID_FROM, now=context.broker.clock.monotonic()
         )
     except ApiError as error:
+        context.note_error(error.code)
         return FetchReply(error.code, 0, [])
     max_bytes = call.max_bytes if reader.is_replica else min(call.max_bytes, context.broker.fetch_max_bytes)
     min_bytes = call.min_bytes
@@ -98,12 +100,12 @@ def fetch(context: RequestContext, call: FetchCall) -> FetchReply | Promise[Fetc
         readable, refused = _judged(context, fetching.wanted, may_read)
         if refused:
             outcome, size_bytes, _ = reader.read_all(readable, max_bytes)
-            return _reply(context, fetching, outcome + refused, size_bytes)
+            return _reply(context, fetching, reader, outcome + refused, size_bytes)
     may_wait = call.max_wait_ms > 0 and bool(fetching.wanted)
     holds_back = may_wait and reader.holds_back(fetching.wanted)
     outcome, size_bytes, answer_now = reader.read_all(fetching.wanted, max_bytes)
     if answer_now or not may_wait or (size_bytes >= min_bytes and not holds_back):
-        return _reply(context, fetching, outcome, size_bytes)
+        return _reply(context, fetching, reader, outcome, size_bytes)
     return _LongPoll(context, call.max_wait_ms, fetching, min_bytes, max_bytes, reader)
 
 
@@ -119,6 +121,7 @@ def _judged(context: RequestContext, wanted: list[Wanted], may_read: Rights) -> 
     for item in wanted:
         name = name_of(item.key)
         if name and not may_read(name):
+            context.note_error(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
             refused.append((item, FetchResult(item.index, ErrorCode.TOPIC_AUTHORIZATION_FAILED)))
         else:
             readable.append(item)
@@ -155,6 +158,8 @@ class _ConsumerReader:
         self._find = self._replicas.find_readable if context.version >= FOLLOWERS_SERVE_FROM else self._replicas.find
         self._rack = call.rack_id if call.rack_id and context.broker.is_rack_aware else ""
         self._reads_committed = call.isolation_level == READ_COMMITTED
+        self._read: list[tuple[Partition, int, int]] = []
+        """What the last look has read: of each partition so many bytes, and so many records by their offsets."""
 
     def holds_back(self, wanted: list[Wanted]) -> bool:  # noqa: ARG002 - as the other reader has it
         """A consumer gets at once what there is."""
@@ -166,6 +171,7 @@ class _ConsumerReader:
         size_bytes = 0
         answer_now = False
         asked_bytes = room = max_bytes
+        self._read.clear()
         find, rack, reads_committed = self._find, self._rack, self._reads_committed
         for item in wanted:
             try:
@@ -193,6 +199,8 @@ class _ConsumerReader:
                         )
                         records = read.data
                         size_bytes += len(records)
+                        if records:
+                            self._read.append((partition, len(records), read.next_offset - item.fetch_offset))
                         if reads_committed and records:
                             aborted = _aborted(partition, item.fetch_offset, read.next_offset)
                 result = FetchResult(
@@ -209,6 +217,12 @@ class _ConsumerReader:
             elif size_bytes * 2 > room:
                 answer_now = True  # the next batch may not fit, however long it waits
         return outcome, size_bytes, answer_now
+
+    def count_sent(self, size_bytes: int) -> None:  # noqa: ARG002 - as the other reader has it
+        """What was read last is sent."""
+        for partition, read_bytes, records in self._read:
+            partition.bytes_out += read_bytes
+            partition.records_out += records
 
     def _wait_for_room(self) -> None:
         if self._peer is not None and self._wake is not None:
@@ -258,6 +272,7 @@ def _aborted(partition: Partition, first_offset: int, end_offset: int) -> list[t
 
 def _failed(context: RequestContext, item: Wanted, error: MillraceError) -> FetchResult:
     code = code_of(error)
+    context.note_error(code)
     if code == ErrorCode.OFFSET_OUT_OF_RANGE:
         partition = context.broker.replicas.led(item.key, item.index)
         if partition is not None:  # a follower that is too far behind learns where it can begin
@@ -329,7 +344,7 @@ class _LongPoll(Promise[FetchReply | Exception]):
                 if meter is not None:
                     meter.pause()
                 return
-            answer = _reply(self._context, self._fetching, outcome, size_bytes)
+            answer = _reply(self._context, self._fetching, self._reader, outcome, size_bytes)
         except Exception as error:  # noqa: BLE001 - the connection answers and logs it
             answer = error
         self._stop()
@@ -342,9 +357,17 @@ class _LongPoll(Promise[FetchReply | Exception]):
             self._look.cancel()
 
 
-def _reply(context: RequestContext, fetching: Fetching, outcome: _Outcome, size_bytes: int) -> FetchReply:
+def _reply(
+    context: RequestContext,
+    fetching: Fetching,
+    reader: _ConsumerReader | FollowerReader[Wanted],
+    outcome: _Outcome,
+    size_bytes: int,
+) -> FetchReply:
     if context.meter is not None and not context.meter.may_send(size_bytes):
         return _throttled(context, fetching)
+    if size_bytes:
+        reader.count_sent(size_bytes)
     topics: list[tuple[TopicKey, list[FetchResult]]] = []
     with_data: list[Wanted] = []
     last_key: TopicKey | None = None

@@ -35,7 +35,6 @@ Item = TypeVar("Item")
 Q = TypeVar("Q")
 R = TypeVar("R", bound=Struct)
 
-DEFAULT_TIMEOUT_MS: Final = 30_000
 MAX_TIMEOUT_MS: Final = 60_000
 MIN_FORWARD_MS: Final = 1000
 """A client that would not wait at all still gets the controller's answer: it asked for a change, not for a timeout."""
@@ -59,7 +58,7 @@ def on_controller(
         @functools.wraps(handler)
         async def answer(context: RequestContext, request: Q) -> R:
             clock = context.broker.clock
-            limit_s = timeout_ms(request) / 1000
+            limit_s = timeout_ms(context, request) / 1000
             deadline = clock.monotonic() + limit_s
             while True:
                 is_here = context.broker.controller.is_controller
@@ -102,9 +101,12 @@ async def done_for_allowed(
     ]
 
 
-def timeout_ms(request: object) -> int:
-    """How long the request may take: what it says, within reason."""
-    return max(0, min(getattr(request, "timeout_ms", DEFAULT_TIMEOUT_MS), MAX_TIMEOUT_MS))
+def timeout_ms(context: RequestContext, request: object) -> int:
+    """How long the request may take: what it says, within reason; where it says nothing, what the broker does."""
+    told = getattr(request, "timeout_ms", None)
+    if told is None:
+        told = context.broker.config.get_int("request.timeout.ms")
+    return max(0, min(told, MAX_TIMEOUT_MS))
 
 
 def is_from_broker(context: RequestContext) -> bool:

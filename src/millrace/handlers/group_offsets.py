@@ -141,7 +141,7 @@ class _Found:
 async def offset_fetch(context: RequestContext, request: OffsetFetchRequest) -> OffsetFetchResponse:
     """Read committed offsets; a partition without one, or a group that does not exist, has offset -1.
 
-    Versions: v2 reads everything where the topics are null and puts errors of the group at the top; v5 adds the leader
+    Versions: v2 reads everything if the topics are null and puts errors of the group at the top; v5 adds the leader
     epoch; v7 require_stable, which waits for commits that are on their way, and is UNSTABLE_OFFSET_COMMIT for a
     partition of which an open transaction has committed an offset (KIP-447); v8 reads several groups (KIP-709); v10
     names topics by id (UNKNOWN_TOPIC_ID), and an offset of a deleted topic of the same name is not returned. From v9

@@ -205,8 +205,8 @@ async def sync_group(context: RequestContext, request: SyncGroupRequest) -> Sync
 
     The assignment is in the log before anybody gets it.
 
-    Versions: v3 adds group.instance.id, v5 names the protocol on both sides (INCONSISTENT_GROUP_PROTOCOL where they
-    disagree, or where the request leaves them out).
+    Versions: v3 adds group.instance.id, v5 names the protocol on both sides (INCONSISTENT_GROUP_PROTOCOL if they
+    disagree, or if the request leaves them out).
     """
     try:
         context.demand(*READ_GROUP, request.group_id)

@@ -36,7 +36,7 @@ async def write_txn_markers(context: RequestContext, request: WriteTxnMarkersReq
     """Write the marker of each transaction into its partitions; answered when all are committed, as with acks=all.
 
     A partition that cannot take it says why by itself: one that is not here or led elsewhere, NOT_ENOUGH_REPLICAS,
-    INVALID_PRODUCER_EPOCH, TRANSACTION_COORDINATOR_FENCED, or REQUEST_TIMED_OUT where a marker is not committed within
+    INVALID_PRODUCER_EPOCH, TRANSACTION_COORDINATOR_FENCED, or REQUEST_TIMED_OUT if a marker is not committed within
     `request.timeout.ms`. A marker that is written again does no harm. Group offsets of a transaction become visible
     when its marker in `__consumer_offsets` is committed, in the order of the markers.
 

@@ -46,9 +46,9 @@ def _refuse_election(context: RequestContext, request: ElectLeadersRequest, erro
 @api(ApiKey.ELECT_LEADERS, ElectLeadersRequest, "0-2", needs=cluster(Operation.ALTER))
 @on_controller(_refuse_election)
 async def elect_leaders(context: RequestContext, request: ElectLeadersRequest) -> ElectLeadersResponse:
-    """Make the preferred replica the leader, or, where nobody leads and data may be lost, the one with the longest log.
+    """Make the preferred replica the leader, or, if nobody leads and data may be lost, the one with the longest log.
 
-    Each partition has its own outcome: ELECTION_NOT_NEEDED where the wish is already true. With no partitions named
+    Each partition has its own outcome: ELECTION_NOT_NEEDED if the wish is already true. With no partitions named
     all are asked for, and those that need no election are left out of the answer.
 
     Versions: v0 knows only preferred elections; v1 adds the kind (KIP-460).

@@ -54,6 +54,7 @@ _ResultSlot = tuple[TopicKey, list[ProduceResult], int]
     "3-13",
     needs=judged(WRITE_TOPIC, WRITE_TRANSACTIONAL_ID),
     overlaps=True,
+    counts_errors=True,
     advertised_min=0,
     decoder=read_produce,
     encoder=write_produce,
@@ -112,6 +113,9 @@ def _judge(context: RequestContext, call: ProduceCall, may_write: Rights) -> Pro
             return []  # as nearly always
         keys = {key for key, _ in refused}
         call.topics = [topic for topic in call.topics if topic[0] not in keys]
+    for _, partitions in refused:
+        for _ in partitions:
+            context.note_error(code)
     return [(key, [ProduceResult(item.partition, code) for item in partitions]) for key, partitions in refused]
 
 
@@ -218,6 +222,7 @@ def _put_error(context: RequestContext, slot: _ResultSlot, error: Exception) -> 
 
 def _refused(context: RequestContext, key: TopicKey, partition: int, error: MillraceError) -> ProduceResult:
     code = code_of(error)
+    context.note_error(code)
     return ProduceResult(
         partition,
         code,

@@ -114,7 +114,7 @@ def _are_altered(
 async def alter_client_quotas(context: RequestContext, request: AlterClientQuotasRequest) -> AlterClientQuotasResponse:
     """Set and remove quotas of users, client ids, both together, and addresses; each entity with its own outcome.
 
-    A name that is null is the default. INVALID_REQUEST where the entity cannot be, a quota does not belong to it, or a
+    A name that is null is the default. INVALID_REQUEST if the entity cannot be, a quota does not belong to it, or a
     value is not greater than 0. `validate_only` says what would happen and changes nothing. An address has to be a
     number: host names, which Kafka resolves, are refused.
     """

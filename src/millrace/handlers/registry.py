@@ -92,6 +92,8 @@ class Api:
     """Whether brokers pass it on to the controller."""
     setting: str = ""
     """The broker setting without a value of which it is neither served nor named in ApiVersions."""
+    counts_errors: bool = False
+    """The handler counts the errors of its answers itself: where they arise, without a second look at all items."""
 
     @property
     def doc(self) -> str:
@@ -161,6 +163,7 @@ def api(
     refuse: Refuse | None = None,
     forwardable: bool = False,
     setting: str = "",
+    counts_errors: bool = False,
     advertised_min: int | None = None,
     decoder: Decoder | None = None,
     encoder: Encoder | None = None,
@@ -169,8 +172,9 @@ def api(
 
     `internal` is for what only brokers ask. `refuse` answers who may not ask at all, where the response has no error of
     its own; what is under `on_controller` brings that along, and is forwardable. `setting` names the broker setting
-    without which the API is not there. `advertised_min` lets ApiVersions name an older minimum than is decoded.
-    `decoder` and `encoder` replace the declared codec on the hot path.
+    without which the API is not there. With `counts_errors` the handler calls `note_error` for each. `advertised_min`
+    lets ApiVersions name an older minimum than is decoded. `decoder` and `encoder` replace the declared codec on the
+    hot path.
     """
     low, _, high = versions.partition("-")
 
@@ -192,6 +196,7 @@ def api(
             refuse=refuse or getattr(handler, REFUSE, None),
             forwardable=forwardable or hasattr(handler, REFUSE),
             setting=setting,
+            counts_errors=counts_errors,
         )
         return handler
 

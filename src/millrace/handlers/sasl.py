@@ -28,7 +28,7 @@ def sasl_handshake(
     """Choose the mechanism of a login; one that the listener does not offer is answered with those that it does.
 
     After v0 the client's messages follow without a header of their own, after v1 in SaslAuthenticate. On a connection
-    that is logged in it begins another login (KIP-368), where its session has an end.
+    that is logged in it begins another login (KIP-368), if its session has an end.
     """
     login = _login(context)
     if login is None:

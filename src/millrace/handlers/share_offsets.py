@@ -55,12 +55,12 @@ _Partition = DescribeShareGroupOffsetsResponse.DescribeShareGroupOffsetsResponse
 async def describe_share_group_offsets(
     context: RequestContext, request: DescribeShareGroupOffsetsRequest
 ) -> DescribeShareGroupOffsetsResponse:
-    """Where a share group's queues begin: every record before that is done with. -1 where nobody has read yet.
+    """Where a share group's queues begin: every record before that is done with. -1 if nobody has read yet.
 
-    What is stored of a queue's beginning is what it was before the last answer of a member; where no record is left, it
+    What is stored of a queue's beginning is what it was before the last answer of a member; if no record is left, it
     is the end that is told.
 
-    Versions: v1 adds how many records are left (KIP-1226), -1 where that is not known.
+    Versions: v1 adds how many records are left (KIP-1226), -1 if that is not known.
     """
     context.rights(*DESCRIBE_GROUP)
     # The same question over and over is answered once: a few bytes may stand for every partition of a group.
@@ -242,7 +242,7 @@ async def delete_share_group_offsets(
 ) -> DeleteShareGroupOffsetsResponse:
     """Forget what became of the records of topics, for a share group without members; answered when that is durable.
 
-    UNKNOWN_TOPIC_OR_PARTITION where the group has not read a topic, or there is none.
+    UNKNOWN_TOPIC_OR_PARTITION if the group has not read a topic, or there is none.
     """
     may_read = context.rights(*READ_TOPIC)
     names = [topic.topic_name for topic in request.topics if may_read(topic.topic_name)]

@@ -50,7 +50,7 @@ async def txn_offset_commit(context: RequestContext, request: TxnOffsetCommitReq
     While it cannot say, the answer is COORDINATOR_LOAD_IN_PROGRESS, which clients send again.
 
     Versions: below v2 COORDINATOR_LOAD_IN_PROGRESS is COORDINATOR_NOT_AVAILABLE; v2 adds the leader epoch; v3 the
-    member (KIP-447: UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID, and ILLEGAL_GENERATION also where an epoch of KIP-848 is
+    member (KIP-447: UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID, and ILLEGAL_GENERATION also if an epoch of KIP-848 is
     stale), whose session it does not renew; v4 knows TRANSACTION_ABORTABLE, before it is INVALID_TXN_STATE; v5 adds to
     the transaction.
     """

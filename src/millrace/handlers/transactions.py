@@ -67,7 +67,7 @@ async def add_partitions_to_txn(
 
     Versions: up to v1 a fenced producer gets INVALID_PRODUCER_EPOCH, from v2 PRODUCER_FENCED. v4 is for brokers, which
     add partitions for producers of transaction version 2, or only ask whether they are part of it (`verify_only`;
-    TRANSACTION_ABORTABLE from v5 where they are not), for several transactions at once.
+    TRANSACTION_ABORTABLE from v5 if they are not), for several transactions at once.
     """
     if context.version < _BATCHED_SINCE:
         producer = Producer(request.v3_and_below_producer_id, request.v3_and_below_producer_epoch)
@@ -190,7 +190,7 @@ async def end_txn(context: RequestContext, request: EndTxnRequest) -> EndTxnResp
 
     Versions: up to v1 a fenced producer gets INVALID_PRODUCER_EPOCH, from v2 PRODUCER_FENCED; v4 is of clients that
     know TRANSACTION_ABORTABLE. v5 is transaction version 2 (KIP-890): the answer has the producer's next epoch, and
-    its next id where the epochs of the old one are used up; a producer that did not hear it may repeat the request;
+    its next id if the epochs of the old one are used up; a producer that did not hear it may repeat the request;
     and an abort without a transaction succeeds.
     """
     version = EPOCH_VERSION if context.version >= 5 else CLASSIC_VERSION
@@ -223,7 +223,7 @@ def describe_transactions(
 ) -> DescribeTransactionsResponse:
     """State, producer, partitions and age of transactional ids that are coordinated here (KIP-664).
 
-    TRANSACTIONAL_ID_NOT_FOUND where nobody has used an id, or not for `transactional.id.expiration.ms`. Topics that may
+    TRANSACTIONAL_ID_NOT_FOUND if nobody has used an id, or not for `transactional.id.expiration.ms`. Topics that may
     not be described are left out.
     """
     described = []
@@ -261,7 +261,7 @@ def list_transactions(context: RequestContext, request: ListTransactionsRequest)
     A state that does not exist matches nothing, and is named in the answer.
 
     Versions: v1 filters by how long a transaction has been open (KIP-994), v2 by a pattern that the whole id must
-    match (KIP-1152): RE2, so that no pattern takes long; INVALID_REGULAR_EXPRESSION where it is none.
+    match (KIP-1152): RE2, so that no pattern takes long; INVALID_REGULAR_EXPRESSION if it is none.
     """
     may_describe = context.rights(*DESCRIBE_TRANSACTIONAL_ID)
     states = {state.title: state for state in TransactionState}

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from millrace.clock import SystemClock
+from millrace.config.environment import without_settings
 from millrace.errors import MillraceError
 from millrace.local.children import StartTimeout, last_line, spawn
 from millrace.security.certificates import remove_drafts, write_private
@@ -23,6 +24,7 @@ START_TIMEOUT_S: Final = 60.0
 STOP_TIMEOUT_S: Final = 20.0
 _POLL_S: Final = 0.01
 _READY: Final = b"ready bootstrap="
+_METRICS: Final = b"metrics="
 
 
 class BrokerFailed(MillraceError):
@@ -47,6 +49,8 @@ class BrokerProcess:
         self.log_path = log_path or config_path.with_name("log")
         self.bootstrap: str | None = None
         """Where it answers, once it has said so."""
+        self.metrics_url: str | None = None
+        """Where it tells of itself, once it has said so; None where it does not."""
         self._log_level = log_level
         self._process: subprocess.Popen[bytes] | None = None
         self._log_start = 0
@@ -75,7 +79,7 @@ class BrokerProcess:
         """Start it and return at once."""
         if self.pid is not None:
             return
-        self.bootstrap = None
+        self.bootstrap = self.metrics_url = None
         with self.log_path.open("ab") as log:
             self._log_start = log.tell()
             self._process = spawn(
@@ -85,7 +89,11 @@ class BrokerProcess:
                     *("--log-level", self._log_level),
                 ],
                 log=log,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)},
+                # All of its settings are in its file: a variable meant for another broker must not win over them.
+                env={
+                    **without_settings(os.environ),
+                    "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry),
+                },
             )
 
     def wait_until_ready(self, timeout_s: float = START_TIMEOUT_S) -> str:
@@ -110,6 +118,10 @@ class BrokerProcess:
                 for line in log:
                     if line.startswith(_READY) and line.endswith(b"\n"):
                         self.bootstrap = line[len(_READY) :].decode().strip()
+                    elif self.bootstrap is not None and line.endswith(b"\n"):
+                        # The line behind it, written together with it.
+                        if line.startswith(_METRICS):
+                            self.metrics_url = line[len(_METRICS) :].decode().strip()
                         break
         return self.bootstrap is not None
 
@@ -142,7 +154,7 @@ class BrokerProcess:
 
     def _reap(self, timeout_s: float | None) -> int:
         process, self._process = self._process, None
-        self.bootstrap = None
+        self.bootstrap = self.metrics_url = None
         if process is None:
             return 0
         try:

@@ -200,4 +200,11 @@ class LocalCluster:
             "zookeeper.connection.timeout.ms": str(_CONNECTION_TIMEOUT_MS),
             **({} if self.zookeeper is None else self.zookeeper.access.as_settings()),
             **self._settings,
+            **self._metrics(broker_id),
         }
+
+    def _metrics(self, broker_id: int) -> dict[str, str]:
+        """As with the ports for clients: each broker has the one after the broker before it."""
+        host, colon, port = self._settings.get("metrics.listener", "").rpartition(":")
+        number = int(port) if port.isdecimal() else 0
+        return {"metrics.listener": f"{host}{colon}{number + broker_id - 1}"} if number else {}

@@ -2,8 +2,9 @@
 
 Not here: starting Spark (`spark.session`) or ZooKeeper (`local.zookeeper`). Spark's launcher asks for the module
 `jdk.incubator.vector` and does not need it. The runtime in the wheel lacks it and would not start; one that has it
-warns on stderr at every start, and nothing but leaving the flag out silences that. So for Spark a directory with one
-script, `bin/java`, stands in as JAVA_HOME and drops the flag. The directory lives as long as this process.
+warns on stderr at every start, and nothing but leaving the flag out silences that. The same goes for a package that the
+launcher has opened and that newer runtimes no longer have. So for Spark a directory with one script, `bin/java`, stands
+in as JAVA_HOME and drops such flags. The directory lives as long as this process.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ from millrace.errors import ConfigError
 
 OLDEST: Final = 17
 _VECTOR_MODULE: Final = "jdk.incubator.vector"
+_GONE_PACKAGE: Final = "--add-opens=java.base/sun.security.action=ALL-UNNAMED"
+_GONE_SINCE: Final = 25
+"""That package is not in Java 25, which would say so on stderr."""
 _STAND_IN: Final = "millrace-java-"
 _VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')
 _ASK_TIMEOUT_S: Final = 30
@@ -70,20 +74,24 @@ def home_for_spark(java: Java) -> Path:
     atexit.register(shutil.rmtree, home, ignore_errors=True)
     program = home / "bin" / "java"
     program.parent.mkdir()
-    program.write_text(_script(java.program))
+    program.write_text(_script(java))
     program.chmod(0o755)
     return home
 
 
-def _script(program: Path) -> str:
-    """A `java` that leaves the one flag out and becomes the real one, so that signals and the process id stay."""
+def _script(java: Java) -> str:
+    """A `java` that leaves some flags out and becomes the real one, so that signals and the process id stay."""
+    dropped = [f"--add-modules={_VECTOR_MODULE}", *([_GONE_PACKAGE] if java.version >= _GONE_SINCE else [])]
     return (
         "#!/bin/sh\n"
         "for argument do\n"
         "    shift\n"
-        f'    [ "$argument" = "--add-modules={_VECTOR_MODULE}" ] || set -- "$@" "$argument"\n'
+        '    case "$argument" in\n'
+        f"        {'|'.join(dropped)}) ;;\n"
+        '        *) set -- "$@" "$argument" ;;\n'
+        "    esac\n"
         "done\n"
-        f'exec {shlex.quote(str(program))} "$@"\n'
+        f'exec {shlex.quote(str(java.program))} "$@"\n'
     )
 
 

@@ -122,7 +122,7 @@ class ZooKeeperStore:
         """The store that a broker's settings name."""
         return cls(
             config.get_str("zookeeper.connect"),
-            session_timeout_ms=config.get_int("zookeeper.session.timeout.ms"),
+            session_timeout_ms=config.session_timeout_ms,
             connection_timeout_ms=config.get("zookeeper.connection.timeout.ms"),
             clock=clock,
             access=ZooKeeperAccess.from_config(config),

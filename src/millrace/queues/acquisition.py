@@ -31,6 +31,7 @@ ACQUIRED: Final = RecordState.ACQUIRED
 ACKNOWLEDGED: Final = RecordState.ACKNOWLEDGED
 ARCHIVING: Final = RecordState.ARCHIVING
 ARCHIVED: Final = RecordState.ARCHIVED
+_GIVEN_UP: Final = (ARCHIVED, ARCHIVING)
 
 NO_MEMBER: Final = ""
 MIN_CAREFUL_COUNT: Final = 2
@@ -122,6 +123,10 @@ class Changes:
     store: list[StateBatch] = field(default_factory=list)
     dead_letters: list[DeadLetter] = field(default_factory=list)
     is_news: bool = False
+    timed_out: int = 0
+    """Records that were held for too long."""
+    given_up: int = 0
+    """Records that nobody will get any more, though nobody has accepted them."""
 
 
 @dataclass(slots=True, eq=False)
@@ -134,6 +139,8 @@ class Acknowledgement:
 class _Outcome(NamedTuple):
     state: RecordState
     reason: DeadLetterReason | None = None
+    is_gap: bool = False
+    """There was no record."""
 
 
 @dataclass(slots=True, eq=False)
@@ -380,12 +387,12 @@ class Window:
 
         Renewals count at once. What is said of records below the start is passed over: they are gone.
         """
-        pieces = _pieces(batches)
-        for first, last, kind in pieces:
+        said = pieces(batches)
+        for first, last, kind in said:
             self._check(member_id, max(first, self.start_offset), last, kind)
         acknowledgement = Acknowledgement()
         known: dict[_Outcome, _Pending] = {}
-        for first, last, kind in pieces:
+        for first, last, kind in said:
             if last < self.start_offset:
                 continue
             begin, end = self._carve(max(first, self.start_offset), last)
@@ -463,7 +470,7 @@ class Window:
             case AcknowledgeType.ACCEPT:
                 return _Outcome(ACKNOWLEDGED)
             case AcknowledgeType.GAP:
-                return _Outcome(ARCHIVED)
+                return _Outcome(ARCHIVED, is_gap=True)
             case AcknowledgeType.REJECT:
                 return self._given_up(DeadLetterReason.REJECTED)
             case _:
@@ -492,6 +499,7 @@ class Window:
     def _expire(self, run: Run, now_ms: int, changes: Changes) -> None:
         outcome = self._released(run.delivery_count, DeadLetterReason.LOCK_TIMEOUT)
         changes.store.append(StateBatch(run.first, run.last, outcome.state, run.delivery_count))
+        changes.timed_out += len(run)
         self._become(run, outcome, now_ms, changes)
 
     def dead_lettered(self, letter: DeadLetter) -> Changes:
@@ -530,6 +538,8 @@ class Window:
         run.state = outcome.state
         run.member_id, run.deadline_ms = NO_MEMBER, 0
         changes.is_news = True
+        if outcome.state in _GIVEN_UP and not outcome.is_gap:
+            changes.given_up += len(run)
         if outcome.reason is not None:
             changes.dead_letters.append(DeadLetter(run.first, run.last, run.delivery_count, outcome.reason))
         elif outcome.state is AVAILABLE:
@@ -641,9 +651,9 @@ class _Taking:
         )
 
 
-def _pieces(batches: Sequence[AcknowledgeBatch]) -> list[tuple[int, int, AcknowledgeType]]:
+def pieces(batches: Sequence[AcknowledgeBatch]) -> list[tuple[int, int, AcknowledgeType]]:
     """Ranges with one type each; INVALID_REQUEST where the batches make no sense together."""
-    pieces: list[tuple[int, int, AcknowledgeType]] = []
+    found: list[tuple[int, int, AcknowledgeType]] = []
     before = -1
     for batch in batches:
         if batch.first_offset <= before or batch.last_offset < batch.first_offset:
@@ -659,6 +669,6 @@ def _pieces(batches: Sequence[AcknowledgeBatch]) -> list[tuple[int, int, Acknowl
             if kind is None:
                 raise ApiError(ErrorCode.INVALID_REQUEST, f"{value} is no acknowledge type")
             last = first + (count if len(types) == 1 else len(list(same))) - 1
-            pieces.append((first, last, kind))
+            found.append((first, last, kind))
             first = last + 1
-    return pieces
+    return found

@@ -19,6 +19,7 @@ from millrace.cluster.peers import Peers
 from millrace.errors import ApiError, ErrorCode
 from millrace.queues import dead_letters
 from millrace.queues.acquisition import DeadLetter
+from millrace.queues.counting import QueueCounts
 from millrace.queues.records import ShareKey
 from millrace.queues.settings import DeadLetterSettings, QueueSettings
 from millrace.records.batch import Batch, split
@@ -52,6 +53,7 @@ class DeadLetterOffice:
         make_topic: Callable[[str], Awaitable[object]],
         peers: Peers,
         clock: Clock,
+        counts: QueueCounts | None = None,
     ) -> None:
         """`topic_setting(topic, name)` is a setting of a topic; `make_topic` makes one that takes dead letters."""
         self._broker_id = broker_id
@@ -62,6 +64,7 @@ class DeadLetterOffice:
         self._make_topic = make_topic
         self._peers = peers
         self._clock = clock
+        self._counts = counts or QueueCounts()
 
     def __repr__(self) -> str:
         return f"DeadLetterOffice(broker {self._broker_id})"
@@ -89,6 +92,7 @@ class DeadLetterOffice:
         index = key.partition % len(topic.partitions)
         for batch in dead_letters.batches(written, int(self._topic_setting(topic.name, "max.message.bytes"))):
             await self._append(topic, index, batch)
+        self._counts.dead_letters += len(written)
         return last_offset
 
     async def _topic(self, name: str, source: str) -> TopicImage:

@@ -32,8 +32,10 @@ from millrace.queues.acquisition import (
     DeadLetter,
     LogBatch,
     Window,
+    pieces,
 )
 from millrace.queues.batches import StateBatch, combine
+from millrace.queues.counting import QueueCounts
 from millrace.queues.dead_letter_office import Office
 from millrace.queues.records import ShareKey, Snapshot
 from millrace.queues.settings import QueueSettings
@@ -109,6 +111,7 @@ class SharePartition:
         office: Office,
         settings: Callable[[], QueueSettings],
         clock: Clock,
+        counts: QueueCounts | None = None,
     ) -> None:
         self.key = key
         self.partition = partition
@@ -121,6 +124,7 @@ class SharePartition:
         self._office = office
         self._settings = settings
         self._clock = clock
+        self._counts = counts or QueueCounts()
         self._window = Window(0, settings().limits)
         self._state_epoch = 0
         self._waiting: list[tuple[Acknowledgement, asyncio.Future[None]]] = []
@@ -235,7 +239,10 @@ class SharePartition:
             )
             if acquired:
                 self._arm(now_ms + window.limits.lock_ms)
-                return Fetched(_cut(data, batches, acquired), acquired)
+                records = _cut(data, batches, acquired)
+                self.partition.bytes_out += len(records)
+                self.partition.records_out += self._counts.acquired(acquired)
+                return Fetched(records, acquired)
         else:
             # There is more to pass over: a fetch that waits goes on when the others have had their turn.
             asyncio.get_running_loop().call_soon(self._wake)
@@ -262,6 +269,17 @@ class SharePartition:
         acknowledgement = self._window.acknowledge(member_id, batches, self._now_ms())
         self._arm(self._now_ms() + self._window.limits.lock_ms)  # for what was renewed, if a setting made it shorter
         await self._stored(acknowledgement)
+        self._counts.acknowledge(pieces(batches))
+
+    @property
+    def in_flight(self) -> int:
+        """Records that members have, or that wait to be given out again."""
+        return self._window.in_flight
+
+    @property
+    def start_offset(self) -> int:
+        """Below it everything is done with."""
+        return self._window.start_offset
 
     async def release(self, member_id: str) -> None:
         """A member is gone: let others have what it holds."""
@@ -370,6 +388,7 @@ class SharePartition:
 
     def _carry_out(self, changes: Changes) -> None:
         """Have stored what changed, and tell whoever waits for records."""
+        self._counts.changed(changes)
         if changes.dead_letters:
             self._letters.extend(changes.dead_letters)
             if self._posting is None and self.error is None:
@@ -409,6 +428,7 @@ class SharePartition:
             logger.warning("%r tries its dead letters again in %.1f s: %s", self, retry_s, error)
         except Exception:
             logger.exception("%r tries its dead letters again in %.1f s", self, retry_s)
+        self._counts.dead_letter_failures += 1
         return None
 
     # --- time ---------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 from uuid import UUID
@@ -19,6 +19,7 @@ from uuid import UUID
 from millrace.clock import Clock
 from millrace.cluster.channel import within
 from millrace.errors import ApiError, ErrorCode, MillraceError
+from millrace.queues.counting import QueueCounts
 from millrace.queues.dead_letter_office import Office
 from millrace.queues.partition import Persister, SharePartition
 from millrace.queues.records import ShareKey
@@ -44,6 +45,7 @@ class SharePartitions:
         holds_lease: Callable[[], bool],
         max_sessions: int,
         clock: Clock,
+        counts: QueueCounts | None = None,
     ) -> None:
         """`find` raises what a client is told where this broker does not lead a partition.
 
@@ -52,6 +54,7 @@ class SharePartitions:
         self.sessions = ShareSessions(max_sessions)
         self.settings_of = settings_of
         self.holds_lease = holds_lease
+        self.counts = counts or QueueCounts()
         self._find = find
         self._persister = persister
         self._office = office
@@ -67,6 +70,10 @@ class SharePartitions:
 
     def __repr__(self) -> str:
         return f"SharePartitions({len(self._partitions)}, {self.sessions!r})"
+
+    def __iter__(self) -> Iterator[SharePartition]:
+        """Those that are loaded."""
+        return iter(tuple(self._partitions.values()))
 
     def loaded(self, key: ShareKey) -> SharePartition | None:
         """A share-partition, if it can be used at once; `get` says what is the matter where it cannot."""
@@ -143,6 +150,7 @@ class SharePartitions:
             office=self._office,
             settings=lambda: self.settings_of(key.group_id),
             clock=self._clock,
+            counts=self.counts,
         )
         await made.load()
         if self._closed:

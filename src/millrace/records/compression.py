@@ -15,7 +15,7 @@ import struct
 import zlib
 from collections.abc import Callable
 from enum import IntEnum
-from typing import Final, Literal, TypeAlias
+from typing import Final, TypeAlias
 
 import cramjam
 
@@ -39,6 +39,9 @@ _LZ4_HEADER: Final = bytes.fromhex("04224d18604082")
 _LZ4_BLOCK_BYTES: Final = 64 * 1024
 _LZ4_SIZE: Final = struct.Struct("<I")
 _LZ4_STORED: Final = 0x80000000
+_LZ4_FAST: Final = 9
+"""The level at which Kafka compresses fast; at any other, its default being this one, it compresses well."""
+_LZ4_CHECKSUM_BYTES: Final = 4
 
 
 class Codec(IntEnum):
@@ -59,7 +62,7 @@ def codec_named(name: str) -> Codec:
 
 
 def compress(codec: Codec, data: Buffer, level: int | None = None) -> bytes:
-    """`data` as one compressed stream that every Kafka client can read."""
+    """`data` as one compressed stream that every Kafka client can read; `level` is a `compression.CODEC.level`."""
     if codec is Codec.NONE:
         return bytes(data)
     if codec is Codec.GZIP:
@@ -68,7 +71,7 @@ def compress(codec: Codec, data: Buffer, level: int | None = None) -> bytes:
     if codec is Codec.SNAPPY:
         return _compress_xerial(data)
     if codec is Codec.LZ4:
-        return _compress_lz4(data, level)
+        return _compress_lz4(data) if level in (None, _LZ4_FAST) else _compress_lz4_well(data, level)
     return bytes(cramjam.zstd.compress(data, 3 if level is None else level))
 
 
@@ -199,20 +202,35 @@ def _decompress_snappy(data: Buffer, max_bytes: int) -> bytearray:
     return output
 
 
-def _compress_lz4(data: Buffer, level: int | None) -> bytes:
+def _compress_lz4(data: Buffer) -> bytes:
     """A frame of independent blocks without checksums: Kafka's Java reader refuses the linked ones of most encoders."""
-    mode: Literal["default", "high_compression"] = "default" if level is None else "high_compression"
     view = memoryview(data)
     parts = [_LZ4_HEADER]
     for start in range(0, len(view), _LZ4_BLOCK_BYTES):
         plain = view[start : start + _LZ4_BLOCK_BYTES]
-        block = bytes(cramjam.lz4.compress_block(plain, mode=mode, compression=level, store_size=False))
+        block = bytes(cramjam.lz4.compress_block(plain, store_size=False))
         if len(block) < len(plain):
             parts.append(_LZ4_SIZE.pack(len(block)))
             parts.append(block)
         else:
             parts.append(_LZ4_SIZE.pack(len(plain) | _LZ4_STORED))
             parts.append(bytes(plain))
+    parts.append(_LZ4_SIZE.pack(0))
+    return b"".join(parts)
+
+
+def _compress_lz4_well(data: Buffer, level: int) -> bytes:
+    """The same frame; the blocks are taken out of cramjam's, which has their checksums, too."""
+    # Its functions for single blocks take a level and ignore it.
+    compressor = cramjam.lz4.Compressor(level=level, content_checksum=False, block_linked=False)
+    compressor.compress(data)
+    frame = memoryview(bytes(compressor.finish()))
+    parts: list[Buffer] = [_LZ4_HEADER]
+    start = len(_LZ4_HEADER)
+    while (word := _LZ4_SIZE.unpack_from(frame, start)[0]) != 0:
+        end = start + _LZ4_SIZE.size + (word & ~_LZ4_STORED)
+        parts.append(frame[start:end])
+        start = end + _LZ4_CHECKSUM_BYTES
     parts.append(_LZ4_SIZE.pack(0))
     return b"".join(parts)
 

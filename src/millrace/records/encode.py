@@ -123,7 +123,7 @@ def encode_batch(
     return with_crc(header, payload).pack() + payload
 
 
-def recompress(batch: Buffer, codec: Codec, *, max_bytes: int) -> bytes:
+def recompress(batch: Buffer, codec: Codec, *, max_bytes: int, level: int | None = None) -> bytes:
     """The same batch with its records under another codec: what a topic's `compression.type` asks of the broker.
 
     The records are neither decoded nor changed; damage in the old stream raises INVALID_RECORD.
@@ -131,7 +131,7 @@ def recompress(batch: Buffer, codec: Codec, *, max_bytes: int) -> bytes:
     header, records = records_section(batch, max_bytes)
     if header.is_control:
         raise ApiError(ErrorCode.INVALID_RECORD, "control batches are never compressed")
-    payload = compress(codec, records)
+    payload = compress(codec, records, level)
     changed = header._replace(
         batch_length=HEADER_BYTES - LOG_OVERHEAD_BYTES + len(payload),
         attributes=header.attributes & ~0x07 | int(codec),

@@ -306,6 +306,10 @@ class Leadership:
         follower = self._followers.get(broker_id)
         return isr.UNKNOWN_OFFSET if follower is None else follower.log_end
 
+    def max_lag(self, log_end: int) -> int:
+        """How many records the follower lacks that is furthest behind, of those that were heard of."""
+        return max((log_end - each.log_end for each in self._followers.values() if each.log_end >= 0), default=0)
+
     def wake_followers(self) -> None:
         """Answer the fetches that wait for more, though there is none."""
         for watcher in tuple(self.end_watchers):

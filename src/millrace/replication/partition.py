@@ -28,6 +28,7 @@ from millrace.metadata.deltas import PartitionState
 from millrace.model import NO_BROKER, NO_EPOCH
 from millrace.records.batch import read_header, split
 from millrace.records.control import EndMarker, MarkerType, encode_end_marker
+from millrace.replication.counting import ReplicaCounts
 from millrace.replication.isr import UNKNOWN_OFFSET
 from millrace.replication.leadership import Leadership
 from millrace.replication.watermark import Reached, Watcher, Watermark
@@ -58,6 +59,7 @@ class Partition:
         broker_id: int = NO_BROKER,
         high_watermark: int = 0,
         max_lag_s: float = 30.0,
+        counts: ReplicaCounts | None = None,
     ) -> None:
         """`high_watermark` is what an earlier run remembered; it is believed as far as the log reaches."""
         self.topic = topic
@@ -85,6 +87,13 @@ class Partition:
         """Called when a record could not be written."""
         self.is_eligible: Callable[[int, int], bool] = _anybody
         """Whether a broker, in this incarnation (-1: any), may be in the ISR: the image knows it and it is alive."""
+        self.bytes_in = 0
+        """Of what clients have produced here; as all counts, since this broker has the replica."""
+        self.records_in = 0
+        self.bytes_out = 0
+        """Of what was sent to consumers."""
+        self.records_out = 0
+        self._counts = counts or ReplicaCounts()
         self._open_log = open_log
         self._clock = clock
         self._max_lag_s = max_lag_s
@@ -218,6 +227,8 @@ class Partition:
         """Lead from now on, or go on with another ISR: `state` is new in the image and names this broker leader."""
         leadership, before = self.leadership, self.state
         self.state = state
+        if before.isr is not state.isr and before is not _ALONE:
+            self._counts.isr_changed(before.isr, state.isr)
         if self._log is not None:
             self._log.flush_patience_s = 0.0
         if leadership is not None and state.leader_epoch == self.leader_epoch:
@@ -309,6 +320,9 @@ class Partition:
         except StorageError as error:
             self.write_failed(error)
             raise
+        if from_client and not appended.duplicate:
+            self.bytes_in += len(records)
+            self.records_in += appended.last_offset - appended.base_offset + 1
         leadership.appended(log, len(records))
         return appended
 
@@ -450,6 +464,7 @@ class Partition:
         if self.leadership is not None or leader_epoch != self.leader_epoch:
             raise ApiError(ErrorCode.FENCED_LEADER_EPOCH, f"leader epoch {leader_epoch} is over")
         log = self.log
+        self._counts.bytes_in += len(records)
         for piece in _pieces(records, log.end_offset, log.config.segment_bytes):
             start_offset = log.start_offset
             if log.end_offset == start_offset and (first := read_header(piece).base_offset) < start_offset:

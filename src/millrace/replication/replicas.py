@@ -41,6 +41,7 @@ from millrace.model import (
 )
 from millrace.records.batch import TimestampType
 from millrace.replication.contention import Contention
+from millrace.replication.counting import ReplicaCounts
 from millrace.replication.gathering import Gathering
 from millrace.replication.partition import Partition
 from millrace.replication.throttle import ReplicationQuota, is_throttled
@@ -119,6 +120,8 @@ class Replicas:
         self._follower_quota = ReplicationQuota(config.get_int(_FOLLOWER_RATE), clock)
         self._contention = Contention()
         self._gathering: dict[int, Gathering] = {}
+        self.counts = ReplicaCounts()
+        """Of all replicas, and of those that are gone."""
         self.closing = False
         self.followed: Followed = _NobodyToFollow()
         self.wants_isr: Callable[[Partition], object] | None = None
@@ -425,6 +428,7 @@ class Replicas:
             broker_id=self._broker_id,
             high_watermark=self._log_dirs.high_watermarks.get(place, 0),
             max_lag_s=self._config.get_int("replica.lag.time.max.ms") / 1000,
+            counts=self.counts,
         )
         config = self._topic_config(topic.name)
         partition.min_insync_replicas = config.min_insync_replicas
@@ -499,12 +503,13 @@ class Replicas:
 
     def _drop(self, partition: Partition, reason: ApiError) -> None:
         place = TopicPartition(partition.topic, partition.index)
-        self._held.pop(place, None)
+        if self._held.pop(place, None) is not None:
+            self.counts.retire(partition.bytes_in, partition.records_in, partition.bytes_out, partition.records_out)
         self._log_dirs.high_watermarks.pop(place, None)
         self.followed.forget(partition)
         partition.close(reason)
         try:
-            self._log_dirs.delete_log(place)
+            self._log_dirs.delete_log(place, self._config.get_int("log.segment.delete.delay.ms"))
         except StorageError as error:
             logger.error("the log of %s could not be removed: %s", place, error)  # noqa: TRY400
 
@@ -573,6 +578,7 @@ def log_config(config: TopicConfig, *, internal: bool, producer_expiration_ms: i
     return LogConfig(
         segment_bytes=config.segment_bytes,
         segment_ms=config.segment_ms,
+        segment_jitter_ms=config.segment_jitter_ms,
         segment_index_bytes=config.segment_index_bytes,
         index_interval_bytes=config.index_interval_bytes,
         retention_ms=config.retention_ms,
@@ -595,6 +601,7 @@ def log_config(config: TopicConfig, *, internal: bool, producer_expiration_ms: i
         validate_records=config.validate_records,
         producer_expiration_ms=producer_expiration_ms,
         compression_type=config.compression_type,
+        compression_level=config.compression_level,
         file_delete_delay_ms=config.file_delete_delay_ms,
     )
 

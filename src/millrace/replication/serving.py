@@ -145,6 +145,10 @@ class FollowerReader(Generic[W]):
             self._wake_after(held_back_s)
         return outcome, size_bytes, answer_now
 
+    def count_sent(self, size_bytes: int) -> None:
+        """What was read last is sent."""
+        self._replicas.counts.bytes_out += size_bytes
+
     def _take(self, quota: ReplicationQuota, size_bytes: int) -> None:
         quota.take(size_bytes)
         self._taken.append((quota, size_bytes))

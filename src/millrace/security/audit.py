@@ -22,7 +22,7 @@ import asyncio
 import json
 import logging
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final, NamedTuple
@@ -186,6 +186,11 @@ class Audit:
         made = Outbox(name, lambda count: self._line(ocsf.lost(self._source, count, self._clock.wall_ms())))
         self._outboxes.append(made)
         return made
+
+    @property
+    def lost(self) -> Mapping[str, int]:
+        """How many events each place has not got, because they came faster than they were written."""
+        return {outbox.name: outbox.lost_ever for outbox in self._outboxes}
 
     @property
     def _source(self) -> Source:

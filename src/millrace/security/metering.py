@@ -61,16 +61,20 @@ class ClientQuotas:
         self.active = False
         """Whether some user or client id has a quota."""
         self._source: object = None
+        self.throttled: dict[str, tuple[int, float]] = {}
+        """By the name of a quota: how often clients were told to wait for it, and for how many seconds in all."""
         self._rates: OrderedDict[tuple[str, Share], Rate] = OrderedDict()
         self._buckets: OrderedDict[Share, TokenBucket] = OrderedDict()
 
     @classmethod
     def from_config(cls, config: BrokerConfig, clock: Clock) -> ClientQuotas:
-        def windows(prefix: str) -> Windows:
-            number, seconds = f"{prefix}quota.window.num", f"{prefix}quota.window.size.seconds"
-            return Windows(config.get_int(number), config.get_int(seconds))
-
-        return cls(clock=clock, windows=windows(""), controller_windows=windows("controller."))
+        return cls(
+            clock=clock,
+            windows=Windows(config.get_int("quota.window.num"), config.get_int("quota.window.size.seconds")),
+            controller_windows=Windows(
+                config.get_int("controller.quota.window.num"), config.get_int("controller.quota.window.size.seconds")
+            ),
+        )
 
     def __repr__(self) -> str:
         entities = len(self.table.clients) + len(self.table.addresses)
@@ -103,6 +107,11 @@ class ClientQuotas:
         limit = self.limits(session, client_id).get(CONTROLLER_MUTATION_RATE) if self.active else None
         return None if limit is None else MutationQuota(self, limit, strict=strict)
 
+    def note_throttled(self, key: str, seconds: float) -> None:
+        """Somebody has to wait for so long because of this quota."""
+        times, waited_s = self.throttled.get(key, (0, 0.0))
+        self.throttled[key] = (times + 1, waited_s + seconds)
+
     def rate(self, key: str, share: Share) -> Rate:
         name = (key, share)
         found = self._rates.get(name)
@@ -133,13 +142,14 @@ class Meter:
     It counts time from when it is made, but for when the request waits (`pause`, `resume`).
     """
 
-    __slots__ = ("_limits", "_quotas", "_since", "_spent_s", "throttle_ms")
+    __slots__ = ("_limits", "_quotas", "_since", "_spent_s", "_throttled_by", "throttle_ms")
 
     def __init__(self, quotas: ClientQuotas, limits: Limits) -> None:
         self._quotas = quotas
         self._limits = limits
         self._spent_s = 0.0
         self._since: float | None = quotas.clock.monotonic()
+        self._throttled_by = ""
         self.throttle_ms = 0
         """How long the client has to be quiet, by what is known so far."""
 
@@ -180,7 +190,7 @@ class Meter:
         now = self._quotas.clock.monotonic()
         rate = self._quotas.rate(CONSUMER_BYTE_RATE, limit.share)
         excess_s = rate.excess_s(limit.rate, now, size_bytes)
-        self._throttle(excess_s)
+        self._throttle(CONSUMER_BYTE_RATE, excess_s)
         if self.throttle_ms and not (size_bytes > self.room_bytes and rate.is_idle(now)):
             return False
         rate.add(size_bytes, now)
@@ -201,7 +211,7 @@ class Meter:
             now = self._quotas.clock.monotonic()
             rate = self._quotas.rate(key, limit.share)
             rate.add(amount, now)
-            self._throttle(rate.excess_s(limit.rate, now))
+            self._throttle(key, rate.excess_s(limit.rate, now))
 
     def _count_time(self, *, judged: bool) -> None:
         limit = self._limits.get(REQUEST_PERCENTAGE)
@@ -215,11 +225,17 @@ class Meter:
         rate.add(spent_s * _PERCENT, now)
         if judged:
             # Kafka's cap: one slow request must not silence a client for long.
-            self._throttle(min(rate.excess_s(limit.rate, now), self._quotas.windows.seconds))
+            self._throttle(REQUEST_PERCENTAGE, min(rate.excess_s(limit.rate, now), self._quotas.windows.seconds))
 
-    def _throttle(self, excess_s: float) -> None:
-        if excess_s:
-            self.throttle_ms = max(self.throttle_ms, milliseconds(excess_s))
+    def _throttle(self, key: str, excess_s: float) -> None:
+        if excess_s and (throttle_ms := milliseconds(excess_s)) > self.throttle_ms:
+            self.throttle_ms = throttle_ms
+            self._throttled_by = key
+
+    def tell(self, throttle_ms: int) -> None:
+        """The client is told to be quiet for so long: longer than by this meter where the controller asks for it."""
+        key = self._throttled_by if throttle_ms == self.throttle_ms else CONTROLLER_MUTATION_RATE
+        self._quotas.note_throttled(key, throttle_ms / 1000)
 
 
 class MutationQuota:

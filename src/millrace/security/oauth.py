@@ -219,36 +219,42 @@ class OAuthBearer:
         """What the settings of a listener ask for; ConfigError where they would let unverified tokens in."""
 
         def value(name: str) -> Any:
-            return config.listener_value(listener, f"sasl.oauthbearer.{name}", OAUTHBEARER)
+            return config.listener_value(listener, name, OAUTHBEARER)
 
-        url = value("jwks.endpoint.url")
+        url = value("sasl.oauthbearer.jwks.endpoint.url")
         if not url:
             raise ConfigError(
                 f"listener {listener} offers OAUTHBEARER and has no keys to verify tokens with: "
                 "set sasl.oauthbearer.jwks.endpoint.url"
             )
-        issuer, audiences = value("expected.issuer") or None, frozenset(filter(None, value("expected.audience")))
-        for claim, expected in (("issuer", issuer), ("audience", audiences)):
-            if not expected and not value(f"allow.unverified.{claim}"):
+        issuer = value("sasl.oauthbearer.expected.issuer") or None
+        audiences = frozenset(filter(None, value("sasl.oauthbearer.expected.audience")))
+        for claim, expected, unverified in (
+            ("issuer", issuer, "sasl.oauthbearer.allow.unverified.issuer"),
+            ("audience", audiences, "sasl.oauthbearer.allow.unverified.audience"),
+        ):
+            if not expected and not value(unverified):
                 raise ConfigError(
                     f"listener {listener} offers OAUTHBEARER to tokens of any {claim}: set "
-                    f"sasl.oauthbearer.expected.{claim}, or sasl.oauthbearer.allow.unverified.{claim}=true"
+                    f"sasl.oauthbearer.expected.{claim}, or {unverified}=true"
                 )
-        authorities = value("jwks.endpoint.truststore.location")
+        authorities = value("sasl.oauthbearer.jwks.endpoint.truststore.location")
         source = source_for(
             url,
-            value("allowed.urls"),
-            look_s=value("jwks.endpoint.refresh.ms") / 1000,
+            value("sasl.oauthbearer.allowed.urls"),
+            look_s=value("sasl.oauthbearer.jwks.endpoint.refresh.ms") / 1000,
             authorities=Path(authorities) if authorities else None,
             clock=clock,
         )
         keys = KeyRing(
             source,
             clock=clock,
-            first_pause_s=value("jwks.endpoint.retry.backoff.ms") / 1000,
-            longest_pause_s=value("jwks.endpoint.retry.backoff.max.ms") / 1000,
+            first_pause_s=value("sasl.oauthbearer.jwks.endpoint.retry.backoff.ms") / 1000,
+            longest_pause_s=value("sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms") / 1000,
         )
-        rules = TokenRules(issuer, audiences, value("clock.skew.seconds"), value("sub.claim.name"))
+        rules = TokenRules(
+            issuer, audiences, value("sasl.oauthbearer.clock.skew.seconds"), value("sasl.oauthbearer.sub.claim.name")
+        )
         return cls(rules, keys, clock)
 
     async def start(self) -> None:

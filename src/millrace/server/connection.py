@@ -39,6 +39,7 @@ from millrace.security.acls import LOCAL_HOST
 from millrace.security.ocsf import Caller
 from millrace.security.principals import NoPrincipal, PrincipalMapper, session_of
 from millrace.security.sessions import ANONYMOUS, Session
+from millrace.server.counting import CERTIFICATE
 from millrace.server.login import Login, LoginRules
 from millrace.server.throttling import Timed, asked_for, meter_of, told
 from millrace.server.tls import UNDELIVERED_BYTES
@@ -47,10 +48,12 @@ from millrace.wire.keys import ApiKey
 
 if TYPE_CHECKING:
     from millrace.clock import Timer
+    from millrace.handlers.counting import ApiCounts
     from millrace.handlers.registry import Api, Buffers
     from millrace.security.metering import Meter
     from millrace.server.answers import AnswerRoom
-    from millrace.server.flow import ConnectionLimits, MemoryBudget
+    from millrace.server.counting import ListenerCounts
+    from millrace.server.flow import Admission, MemoryBudget
     from millrace.server.login import HeaderReader
     from millrace.server.refusals import Refusals
 
@@ -85,14 +88,28 @@ _LATER: Final = (CoroutineType, Promise)
 class _Reply:
     """The place in line of one request whose answer is not ready yet."""
 
-    __slots__ = ("answer_bytes", "buffers", "context", "size_bytes")
+    __slots__ = (
+        "answer_bytes", "buffers", "context", "counts", "local_s", "queue_s", "ready_at", "remote_s", "size_bytes",
+        "told_bytes",
+    )  # fmt: skip
 
-    def __init__(self, size_bytes: int, context: RequestContext | None = None) -> None:
+    def __init__(
+        self, size_bytes: int, counts: ApiCounts, queue_s: float, local_s: float, context: RequestContext | None = None
+    ) -> None:
         self.context = context
         self.size_bytes = size_bytes
         """Of the request."""
+        self.counts = counts
+        self.queue_s = queue_s
+        self.local_s = local_s
+        """What it has taken so far."""
+        self.remote_s = 0.0
+        self.ready_at = 0.0
+        """When its handler let go of it; then, when the answer was there."""
         self.answer_bytes = 0
-        """Of the answer, where it is counted: a small one that leaves at once is not."""
+        """Of the answer, where it is held against the memory of answers: a small one that leaves at once is not."""
+        self.told_bytes = 0
+        """Of the answer."""
         self.buffers: Buffers | None = None
 
 
@@ -107,8 +124,9 @@ class Connection(asyncio.BufferedProtocol):
         listener: str,
         budget: MemoryBudget,
         answers: AnswerRoom,
-        limits: ConnectionLimits | None,
+        limits: Admission | None,
         refusals: Refusals,
+        counts: ListenerCounts,
         max_frame_bytes: int,
         spawn: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]],
         on_closed: Callable[[Connection], None],
@@ -124,6 +142,9 @@ class Connection(asyncio.BufferedProtocol):
         self._answers = answers
         self._limits = limits
         self._refusals = refusals
+        self._listener_counts = counts
+        self._counts = services.counts
+        self._monotonic = services.clock.monotonic
         self._max_frame_bytes = max_frame_bytes
         self._max_waiting = MAX_WAITING_REQUESTS
         self._quotas = services.quotas
@@ -137,8 +158,11 @@ class Connection(asyncio.BufferedProtocol):
         self._host, self.port = "", 0
         self.software: tuple[str, str] | None = None
         self._admitted = False
-        self._requests: deque[memoryview | ProtocolError] = deque()
-        """Whole requests that have not begun; an error in their place closes the connection when its turn comes."""
+        self._requests: deque[tuple[memoryview | ProtocolError, float]] = deque()
+        """Whole requests that have not begun, and since when they are here.
+
+        An error in the place of one closes the connection when its turn comes.
+        """
         self._waiting_bytes = 0
         self._reserved_bytes = 0
         """For answers that are being made."""
@@ -178,6 +202,16 @@ class Connection(asyncio.BufferedProtocol):
     def waiting(self) -> bool:
         """A request is being handled, a long poll perhaps, or none may be: that is not idleness."""
         return bool(self._replies) or self._quiet is not None
+
+    @property
+    def requests_waiting(self) -> int:
+        """Requests that are here and have not begun."""
+        return len(self._requests)
+
+    @property
+    def requests_in_flight(self) -> int:
+        """Requests that have begun and are not answered."""
+        return len(self._replies)
 
     # --- memory for answers -------------------------------------------------------------------------------------------
 
@@ -223,17 +257,22 @@ class Connection(asyncio.BufferedProtocol):
         self._host, self.port = (str(peer[0]), int(peer[1])) if isinstance(peer, tuple) and peer else (LOCAL_HOST, 0)
         refusal = None if self._limits is None else self._limits.admit(self._host)
         if refusal:
+            self._listener_counts.refused_limit += 1
             self._turn_away(refusal)
             return
         self._admitted = True
         try:
             self._session = session_of(transport, self._mapper, self._services.clock.wall_ms())
         except NoPrincipal as error:
-            self.login_failed("", "", str(error))
+            self.login_failed("", CERTIFICATE, str(error))
+            self._listener_counts.refused_certificate += 1
             self._turn_away(str(error))
             return
-        if self._session is not ANONYMOUS and self._services.audit is not None:
-            self._services.audit.logged_in(self._caller(self._session))
+        self._listener_counts.accepted += 1
+        if self._session is not ANONYMOUS:
+            self._listener_counts.logged_in(CERTIFICATE)
+            if self._services.audit is not None:
+                self._services.audit.logged_in(self._caller(self._session))
         self._answers.holders.add(self)
         self._transport.set_write_buffer_limits(WRITE_BUFFER_HIGH_BYTES, 0)
         peer_socket = transport.get_extra_info("socket")
@@ -283,18 +322,19 @@ class Connection(asyncio.BufferedProtocol):
         # What the reader holds of an unfinished frame counts as much as whole requests do.
         held_bytes = reader.pending_bytes
         frame_bytes = 0
+        now = self._monotonic()
         for frame in frames:
             frame_bytes += len(frame)
-            self._requests.append(frame)
+            self._requests.append((frame, now))
         self._budget.take(frame_bytes + held_bytes - self._partial_bytes)
         self._partial_bytes = held_bytes
         self._waiting_bytes += frame_bytes
         if reader.failure is not None and not self._lost:
             self._lost = True
-            self._requests.append(reader.failure)
+            self._requests.append((reader.failure, now))
         if frames or self._lost:
             self.idle_since_mark = False
-            self._advance()
+            self._advance(now)
         if self._budget.exhausted or len(self._requests) > self._max_waiting:
             # Who has not logged in is not waited for: strangers cannot use up what is there for the others.
             is_in_the_way = self._is_narrow and self._budget.exhausted and held_bytes > LOGIN_BYTES
@@ -393,30 +433,39 @@ class Connection(asyncio.BufferedProtocol):
         if context.meter is None:
             return 0
         throttle_ms = context.meter.charge()
-        self._be_quiet(throttle_ms / 1000)
+        self._throttle(context.meter, throttle_ms)
         return throttle_ms
 
     def _charge_answer(self, meter: Meter, response: Any) -> Any:
         """Count what an answer has cost, and have the connection be quiet if that was too much."""
         if response is None:  # Kafka does not hold produce requests with acks=0 to the share of its time
             meter.finish()
+            self._throttle(meter, meter.throttle_ms)
             return None
         throttle_ms = max(meter.charge(), asked_for(response))
         if throttle_ms:
-            self._be_quiet(throttle_ms / 1000)
+            self._throttle(meter, throttle_ms)
             return told(response, throttle_ms)
         return response
 
+    def _throttle(self, meter: Meter, throttle_ms: int) -> None:
+        """Be quiet for as long as a request, and what it asked for, has made necessary; told once per request."""
+        if throttle_ms:
+            meter.tell(throttle_ms)
+            self._be_quiet(throttle_ms / 1000)
+
     # --- requests -----------------------------------------------------------------------------------------------------
 
-    def _advance(self) -> None:
-        """Begin as many waiting requests as the rules of order allow."""
+    def _advance(self, now: float | None = None) -> None:
+        """Begin as many waiting requests as the rules of order allow; `now` is the time, if it is known."""
         requests = self._requests
         begun = 0
+        if now is None:
+            now = self._monotonic()
         while requests and not (self._gated or self._write_paused or self._draining or self._turn_is_over):
             if len(self._replies) >= MAX_OVERLAPPING_REPLIES or self._transport is None or self._quiet is not None:
                 break
-            frame = requests.popleft()
+            frame, came_at = requests.popleft()
             if isinstance(frame, ProtocolError):
                 self._refuse(frame)
                 return
@@ -424,7 +473,7 @@ class Connection(asyncio.BufferedProtocol):
             self._waiting_bytes -= size_bytes
             self._budget.begin_serving(size_bytes)
             try:
-                self._begin(frame)
+                now = self._begin(frame, came_at, now)
             except ProtocolError as error:
                 self._budget.end_serving(size_bytes)
                 self._refuse(error)
@@ -446,7 +495,8 @@ class Connection(asyncio.BufferedProtocol):
         """The transport says so itself only when the loop comes round, which may be many answers later."""
         return self._transport is not None and self._transport.get_write_buffer_size() > WRITE_BUFFER_HIGH_BYTES
 
-    def _begin(self, frame: memoryview) -> None:
+    def _begin(self, frame: memoryview, came_at: float, now: float) -> float:
+        """Begin a request that came at `came_at`; returns when that was done."""
         header, pos = self._read_header(frame)
         api = self._apis.get(header.api_key)
         if api is None:
@@ -454,12 +504,15 @@ class Connection(asyncio.BufferedProtocol):
             raise ProtocolError(f"API key {header.api_key} is not served{when}")
         version = header.api_version
         size_bytes = len(frame)
+        counts = self._counts[header.api_key]
+        timing = (counts, now - came_at, now)
         if not api.min_version <= version <= api.max_version:
             if header.api_key != ApiKey.API_VERSIONS:
                 raise ProtocolError(f"{api.key.name} v{version} is not served")
             # KIP-511: an unknown ApiVersions version is answered in v0, so that the client can choose again.
-            self._answer_now(api_versions.unsupported(header.correlation_id, self._services.config), size_bytes)
-            return
+            counts.failed(ErrorCode.UNSUPPORTED_VERSION)
+            supported = api_versions.unsupported(header.correlation_id, self._services.config)
+            return self._answer_now(supported, size_bytes, timing)
         context = RequestContext(
             self._services, header, version, self._host, self._listener, self, self._session, needs=api.needs
         )
@@ -470,25 +523,25 @@ class Connection(asyncio.BufferedProtocol):
             auditing.begin(context, api.key, request)
         try:
             if api.needs.whole is not None and (refusal := api.refused(context, request)) is not None:
+                counts.failed(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
                 if context.meter is not None:
-                    self._be_quiet(context.meter.throttle_ms / 1000)
-                self._answer_now(refusal, size_bytes)
-                return
+                    self._throttle(context.meter, context.meter.throttle_ms)
+                return self._answer_now(refusal, size_bytes, timing)
             result = api.handler(context, request)
             if not isinstance(result, _LATER):
                 if context.notes is not None:
                     auditing.tell(context, api.key, result)
-                self._answer_now(self._encode(api, context, result), size_bytes)
-                return
+                return self._answer_now(self._encode(api, context, result), size_bytes, timing)
         except Exception as error:  # noqa: BLE001 - the dispatch boundary
             auditing.tell(context, api.key, error)
-            self._answer_now(self._failure(api, context, error), size_bytes)
-            return
+            return self._answer_now(self._failure(api, context, error), size_bytes, timing)
         if context.meter is not None:
             context.meter.pause()
             if isinstance(result, CoroutineType):
                 result = Timed(result, context.meter)
-        reply = _Reply(size_bytes, context)
+        done_at = self._monotonic()
+        reply = _Reply(size_bytes, counts, now - came_at, done_at - now, context)
+        reply.ready_at = done_at
         self._replies.append(reply)
         self._gated = not api.overlaps
         if isinstance(result, Promise):
@@ -498,6 +551,7 @@ class Connection(asyncio.BufferedProtocol):
             task = self._spawn(result)
             self._work.add(task)
             task.add_done_callback(partial(self._finish, reply, api))
+        return done_at
 
     def _finish(self, reply: _Reply, api: Api, task: asyncio.Task[Any]) -> None:
         """Take the result of an async handler; cancelled only when the connection is gone."""
@@ -510,6 +564,9 @@ class Connection(asyncio.BufferedProtocol):
         self._work.discard(work)
         if self._transport is None:
             return
+        now = self._monotonic()
+        reply.remote_s = now - reply.ready_at
+        reply.ready_at = now
         context = reply.context
         assert context is not None
         if context.notes is not None:
@@ -540,6 +597,8 @@ class Connection(asyncio.BufferedProtocol):
     def _encode(self, api: Api, context: RequestContext, response: Any) -> Buffers:
         self.served += 1
         meter = context.meter
+        if not api.counts_errors:
+            self._counts.note_errors(context.header.api_key, response)
         if meter is None:
             return api.answered(context, response)
         buffers = api.answered(context, self._charge_answer(meter, response))
@@ -557,6 +616,7 @@ class Connection(asyncio.BufferedProtocol):
         else:
             logger.error("%s v%d failed", api.key.name, header.api_version, exc_info=error)
             code, message = ErrorCode.UNKNOWN_SERVER_ERROR, "the broker failed to handle the request; see its log"
+        self._counts[header.api_key].failed(code)
         buffers = api.encode_error(header.correlation_id, header.api_version, code, message, throttle_ms=throttle_ms)
         if buffers is None:
             raise ProtocolError(f"{api.key.name} failed and its response has no place for {code.name}")
@@ -564,22 +624,29 @@ class Connection(asyncio.BufferedProtocol):
 
     # --- replies ------------------------------------------------------------------------------------------------------
 
-    def _answer_now(self, buffers: Buffers, size_bytes: int) -> None:
+    def _answer_now(self, buffers: Buffers, size_bytes: int, timing: tuple[ApiCounts, float, float]) -> float:
+        """Answer a request whose handler did not have to wait; returns when that was done."""
+        counts, queue_s, begun_at = timing
+        answer_bytes = sum(map(len, buffers))
         if self._replies:
-            reply = _Reply(size_bytes)
+            done_at = self._monotonic()
+            reply = _Reply(size_bytes, counts, queue_s, done_at - begun_at)
+            reply.ready_at = done_at
             self._replies.append(reply)
             self._keep_ready(reply, buffers)
-            return
+            return done_at
         self._write(buffers)
         if self._write_paused:
-            answer_bytes = sum(map(len, buffers))
             self._unsent_bytes += answer_bytes
             self._answers.take(answer_bytes)
         self._budget.end_serving(size_bytes)
+        done_at = self._monotonic()
+        counts.answered_at_once(queue_s, done_at - begun_at, size_bytes, answer_bytes)
+        return done_at
 
     def _keep_ready(self, reply: _Reply, buffers: Buffers) -> None:
         reply.buffers = buffers
-        answer_bytes = sum(map(len, buffers))
+        answer_bytes = reply.told_bytes = sum(map(len, buffers))
         if answer_bytes > WRITE_BUFFER_HIGH_BYTES or self._replies[0] is not reply:
             reply.answer_bytes = answer_bytes
             self._ready_bytes += answer_bytes
@@ -589,13 +656,20 @@ class Connection(asyncio.BufferedProtocol):
         self._sending = False
         replies = self._replies
         together: list[bytes | bytearray | memoryview] = []
+        sent: list[_Reply] = []
         answer_bytes = 0
         while replies and (buffers := replies[0].buffers) is not None:
             reply = replies.popleft()
+            sent.append(reply)
             together += buffers
             answer_bytes += reply.answer_bytes
             self._budget.end_serving(reply.size_bytes)
         self._write(together)
+        now = self._monotonic()
+        for reply in sent:
+            reply.counts.answered(
+                reply.queue_s, reply.local_s, reply.remote_s, now - reply.ready_at, reply.size_bytes, reply.told_bytes
+            )
         if answer_bytes:
             self._ready_bytes -= answer_bytes
             if self._write_paused:
@@ -606,7 +680,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._draining and not replies:
             self.close()
         else:
-            self._advance()
+            self._advance(now)
 
     def _write(self, buffers: Buffers) -> None:
         transport = self._transport
@@ -636,6 +710,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def open(self, session: Session) -> None:
         """Serve everything, to whoever the session says."""
+        self._listener_counts.logged_in(session.mechanism)
         if self._services.audit is not None:
             self._services.audit.logged_in(self._caller(session), again=bool(self._session.mechanism))
         self._session = session
@@ -645,8 +720,10 @@ class Connection(asyncio.BufferedProtocol):
         self._max_waiting = MAX_WAITING_REQUESTS
 
     def login_failed(self, user: str, mechanism: str, reason: str) -> None:
+        self._listener_counts.login_failed(mechanism)
         if self._services.audit is not None:
-            session = Session(f"User:{user}" if user else ANONYMOUS.principal, mechanism)
+            said = "" if mechanism == CERTIFICATE else mechanism
+            session = Session(f"User:{user}" if user else ANONYMOUS.principal, said)
             self._services.audit.login_failed(self._caller(session), reason, again=bool(self._session.mechanism))
 
     def _caller(self, session: Session) -> Caller:
@@ -666,6 +743,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _refuse(self, error: ProtocolError) -> None:
         """Close on a peer that does not speak the protocol; answers to what it asked before have a moment to leave."""
+        self._listener_counts.protocol_errors += 1
         self._refusals.tell(self._host, "closing the connection from %s: %s", self._host, printable(str(error)))
         if self._replies:
             self._services.clock.call_later(REFUSAL_GRACE_S, self.close)

@@ -11,12 +11,14 @@ import errno
 import logging
 import socket
 from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from millrace.errors import ConfigError, MillraceError
 from millrace.security.ocsf import Caller
 from millrace.security.sessions import ANONYMOUS
 from millrace.server.connection import Connection
+from millrace.server.counting import ListenerCounts
 from millrace.server.refusals import Refusals
 from millrace.server.throttling import Arrival, Arrivals
 from millrace.server.tls import HandshakeLine, TlsTransport
@@ -24,18 +26,43 @@ from millrace.tasks import Tasks, cancel
 
 if TYPE_CHECKING:
     from millrace.clock import Clock
+    from millrace.config import BrokerConfig
     from millrace.handlers.context import Services
     from millrace.handlers.registry import Api
     from millrace.security.tls import ServerTls
     from millrace.server.answers import AnswerRoom
-    from millrace.server.flow import ConnectionLimits, MemoryBudget
+    from millrace.server.flow import Admission, MemoryBudget
     from millrace.server.login import LoginRules
 
 logger = logging.getLogger(__name__)
 
-BACKLOG: Final = 1024
 IDLE_SWEEPS: Final = 4
 """A connection is closed after between one and one and a quarter of connections.max.idle.ms."""
+
+
+@dataclass(frozen=True, slots=True)
+class SocketSettings:
+    """How sockets are made; those that are accepted have the buffers of the one that listens."""
+
+    backlog: int = 1024
+    """Connections that may wait to be accepted."""
+    send_buffer_bytes: int = -1
+    """-1: the operating system's own, which grow as they are needed; ones that are given do not."""
+    receive_buffer_bytes: int = -1
+
+    @classmethod
+    def from_config(cls, config: BrokerConfig) -> SocketSettings:
+        return cls(
+            backlog=config.get_int("socket.listen.backlog.size"),
+            send_buffer_bytes=config.get_int("socket.send.buffer.bytes"),
+            receive_buffer_bytes=config.get_int("socket.receive.buffer.bytes"),
+        )
+
+    def apply(self, listening: socket.socket) -> None:
+        if self.send_buffer_bytes != -1:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self.send_buffer_bytes)
+        if self.receive_buffer_bytes != -1:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self.receive_buffer_bytes)
 
 
 class Listener:
@@ -51,10 +78,11 @@ class Listener:
         services: Services,
         budget: MemoryBudget,
         answers: AnswerRoom,
-        limits: ConnectionLimits,
+        limits: Admission,
         arrivals: Arrivals,
         max_frame_bytes: int,
         max_idle_ms: int,
+        sockets: SocketSettings,
         clock: Clock,
         login_rules: LoginRules | None = None,
         tls: ServerTls | None = None,
@@ -70,6 +98,7 @@ class Listener:
         self._arrivals = arrivals
         self._max_frame_bytes = max_frame_bytes
         self._max_idle_ms = max_idle_ms
+        self._socket_settings = sockets
         self._clock = clock
         self._login_rules = login_rules
         self.tls = tls
@@ -84,6 +113,7 @@ class Listener:
         self._tasks = Tasks(clock, told=(MillraceError,))
         """Requests that wait, and the sweep."""
         self.connections: set[Connection] = set()
+        self.counts = ListenerCounts()
 
     def __repr__(self) -> str:
         return f"Listener({self.name}://{self.host}:{self.port}, {len(self.connections)} connections)"
@@ -103,11 +133,14 @@ class Listener:
         for family, _, _, _, address in addresses:
             try:
                 # A host with two addresses listens on the same port of both.
-                sock = socket.create_server((address[0], self.port), family=family, backlog=BACKLOG)
+                sock = socket.create_server(
+                    (address[0], self.port), family=family, backlog=self._socket_settings.backlog
+                )
             except OSError as error:
                 failure = error
                 continue
             sock.setblocking(False)
+            self._socket_settings.apply(sock)
             self._sockets.append(sock)
             self.port = int(sock.getsockname()[1])
         if self._sockets:
@@ -121,14 +154,16 @@ class Listener:
         """Accept and answer."""
         loop = asyncio.get_running_loop()
         for sock in self._sockets:
-            self._servers.append(await loop.create_server(self._accept, sock=sock, backlog=BACKLOG))
+            self._servers.append(
+                await loop.create_server(self._accept, sock=sock, backlog=self._socket_settings.backlog)
+            )
         self._sweeper = self._tasks.keep(f"idle-sweep-{self.name}", self._sweep)
 
     def _accept(self) -> asyncio.BaseProtocol:
         enter = self._connect if self.tls is None else self._shake_hands
         if not self._arrivals.are_limited(self.name):
             return enter()
-        arrival = Arrival(self._arrivals, self.name, enter, self._arriving.discard, self._refusals)
+        arrival = Arrival(self._arrivals, self.name, enter, self._arriving.discard, self._refusals, self.counts)
         self._arriving.add(arrival)
         return arrival
 
@@ -141,6 +176,7 @@ class Listener:
             answers=self._answers,
             limits=self._limits if self.tls is None else None,
             refusals=self._refusals,
+            counts=self.counts,
             # Where there is a login, that says who somebody is, and not the certificate.
             mapper=None if self.tls is None or self._login_rules is not None else self.tls.mapper,
             max_frame_bytes=self._max_frame_bytes,
@@ -161,6 +197,7 @@ class Listener:
             line=self._handshake_line,
             clock=self._clock,
             refusals=self._refusals,
+            counts=self.counts,
             on_handshake_over=self._arriving.discard,
             on_refused=self._handshake_refused,
         )

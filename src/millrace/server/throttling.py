@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from millrace.handlers.forwarding import is_from_broker
 from millrace.security.metering import ClientQuotas, Meter, make_room
-from millrace.security.quotas import Rate, canonical_address
+from millrace.security.quotas import CONNECTION_CREATION_RATE, Rate, canonical_address
 from millrace.wire.hot import FetchReply, ThrottledProduce
 from millrace.wire.keys import ApiKey
 from millrace.wire.schema import Struct
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from millrace.config import BrokerConfig
     from millrace.handlers.context import RequestContext
     from millrace.handlers.registry import Api
+    from millrace.server.counting import ListenerCounts
     from millrace.server.refusals import Refusals
 
 MAX_WAITING: Final = 1024
@@ -141,6 +142,10 @@ class Arrivals:
             rate.add(1, now)
         return min(excess_s, self._quotas.windows.seconds)
 
+    def note_waiting(self, seconds: float) -> None:
+        """A connection has to wait for so long."""
+        self._quotas.note_throttled(CONNECTION_CREATION_RATE, seconds)
+
     def turn_s(self, listener: str) -> float:
         """How long a connection has to wait for its turn."""
         return max(line.wait_s() for line in self._lines[listener])
@@ -186,6 +191,7 @@ class Arrival(asyncio.BufferedProtocol):
         enter: Callable[[], asyncio.BufferedProtocol],
         on_over: Callable[[Arrival], None],
         refusals: Refusals,
+        counts: ListenerCounts,
     ) -> None:
         """`enter` makes the protocol that takes over; `on_over` is told that it has, or that the peer is gone."""
         self._arrivals = arrivals
@@ -193,6 +199,7 @@ class Arrival(asyncio.BufferedProtocol):
         self._enter = enter
         self._on_over = on_over
         self._refusals = refusals
+        self._counts = counts
         self._transport: asyncio.Transport | None = None
         self._timer: Timer | None = None
         self._early = bytearray()
@@ -210,9 +217,12 @@ class Arrival(asyncio.BufferedProtocol):
         if wait_s > MAX_TURN_S or (wait_s and self._arrivals.waiting >= MAX_WAITING):
             text = "connection from %s refused: others wait, its turn would be in %.0f s"
             self._refusals.tell(host, text, host, wait_s, level=logging.WARNING)
+            self._counts.refused_rate += 1
             self.abort()
         elif wait_s:
+            self._arrivals.note_waiting(wait_s)
             if held_s:
+                self._counts.refused_rate += 1
                 self._refusals.tell(host, "connection from %s came too fast: closed after %.1f s", host, held_s)
             self._arrivals.waiting += 1
             clock = self._arrivals.clock

@@ -27,7 +27,8 @@ from functools import partial
 from typing import Any, Final, cast
 
 from millrace.clock import Clock, Timer
-from millrace.server.flow import ConnectionLimits
+from millrace.server.counting import ListenerCounts
+from millrace.server.flow import Admission
 from millrace.server.refusals import Refusals
 
 logger = logging.getLogger(__name__)
@@ -134,10 +135,11 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         *,
         context: Callable[[], ssl.SSLContext],
         connect: Callable[[], asyncio.BufferedProtocol],
-        limits: ConnectionLimits,
+        limits: Admission,
         line: HandshakeLine,
         clock: Clock,
         refusals: Refusals,
+        counts: ListenerCounts,
         on_handshake_over: Callable[[TlsTransport], None],
         on_refused: Callable[[str, str], object] = lambda _host, _reason: None,
     ) -> None:
@@ -149,6 +151,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         self._line = line
         self._clock = clock
         self._refusals = refusals
+        self._counts = counts
         self._on_handshake_over = on_handshake_over
         self._on_refused = on_refused
         self._incoming = ssl.MemoryBIO()
@@ -192,6 +195,7 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
         self._host = str(peer[0]) if isinstance(peer, tuple) and peer else "local"
         refusal = self._limits.admit(self._host)
         if refusal:
+            self._counts.refused_limit += 1
             self._refusals.tell(
                 self._host, "connection from %s refused: %s", self._host, refusal, level=logging.WARNING
             )
@@ -316,6 +320,8 @@ class TlsTransport(asyncio.BufferedProtocol, asyncio.Transport):
             self._socket.close() if self._above is None else self._socket.abort()
 
     def _tell_failure(self, what: str, reason: str) -> None:
+        if self._above is None:
+            self._counts.refused_tls += 1
         self._refusals.tell(self._host, "TLS %s with %s failed: %s", what, self._host, reason)
 
     # --- reading ------------------------------------------------------------------------------------------------------

@@ -32,6 +32,8 @@ from millrace.local.java import find_java, home_for_spark
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+__all__ = ["SessionError", "build_session"]
+
 # What the code on the executors imports, by import name and by the name pip knows.
 EXECUTOR_PACKAGES: Final = {
     "pyarrow": "pyarrow",

@@ -32,7 +32,7 @@ def prepare(
         check_records(records, require_keys=config.compact, max_bytes=config.max_decompressed_bytes)
     codec = config.target_codec
     if codec is not None and codec is not header.codec:
-        records = recompress(records, codec, max_bytes=config.max_decompressed_bytes)
+        records = recompress(records, codec, max_bytes=config.max_decompressed_bytes, level=config.compression_level)
         header = read_header(records)
         if len(records) > config.max_message_bytes:
             raise ApiError(

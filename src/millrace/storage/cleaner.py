@@ -70,6 +70,21 @@ class Compactable(NamedTuple):
     below: Callable[[], int]
 
 
+@dataclass(slots=True)
+class CleanerCounts:
+    """What compaction has done: plain numbers, read when somebody asks."""
+
+    done: int = 0
+    """Rounds on a log."""
+    stale: int = 0
+    """Rounds that were for nothing: the log was cut, deleted or moved meanwhile."""
+    failed: int = 0
+    seconds: float = 0.0
+    reclaimed_bytes: int = 0
+    max_dirty_ratio: float = 0.0
+    """Of the dirtiest log, when they were last looked at."""
+
+
 class _Stale(Exception):
     """The log is not what it was any more."""
 
@@ -93,6 +108,7 @@ class Cleaner:
         """The call, for a thread, that keeps how far a partition's log is clean."""
         self._clock = clock
         self._make_worker = make_worker
+        self.counts = CleanerCounts()
         self._not_before: dict[TopicPartition, float] = {}
         self._threads: ThreadPoolExecutor | None = None
 
@@ -127,7 +143,14 @@ class Cleaner:
             if dirt is not None:
                 found.append((dirt, item))
             await asyncio.sleep(0)
+        self.counts.max_dirty_ratio = max((dirt.ratio for dirt, _ in found), default=0.0)
         return found
+
+    @property
+    def failing(self) -> int:
+        """How many logs are not compacted for now because it failed."""
+        now = self._clock.monotonic()
+        return sum(until > now for until in self._not_before.values())
 
     def _look(self, item: Compactable) -> Dirt | None:
         """What a round on the log would find; None where it is not worth it. May seal the active segment."""
@@ -174,18 +197,25 @@ class Cleaner:
             dirt = self._look(item)
             if dirt is None:
                 continue
+            begun_s = self._clock.monotonic()
             try:
                 await self._round(worker, item, dirt, settings)
             except _Stale:
+                self.counts.stale += 1
                 logger.info("%s has changed while it was compacted", item.partition)
                 return
             except StorageError as error:
+                self.counts.failed += 1
                 self._put_off(item.partition, error)
                 return
             except Exception as error:  # the root of the task: the other logs go on
+                self.counts.failed += 1
                 logger.exception("a round of compaction failed")
                 self._put_off(item.partition, error)
                 return
+            finally:
+                self.counts.seconds += self._clock.monotonic() - begun_s
+            self.counts.done += 1
             waiting.append(item)  # the map of keys may not have had room for all
 
     async def _round(self, worker: Worker, item: Compactable, dirt: Dirt, settings: CleanerSettings) -> None:
@@ -213,6 +243,7 @@ class Cleaner:
         if log.truncations != truncations or log.failure is not None:
             raise _Stale
         log.cleaned_offset = finished.cleaned_offset
+        self.counts.reclaimed_bytes += max(before_bytes - log.size_bytes, 0)
         await loop.run_in_executor(self._threads, self._written_down(item.partition))
         logger.info(
             "%s is compacted up to offset %d: %d keys, from %d to %d bytes",

@@ -24,6 +24,7 @@ from typing import Final, NamedTuple
 
 from millrace.clock import Clock, Timer
 from millrace.errors import StorageError
+from millrace.metrics.histogram import Histogram
 from millrace.storage.files import Files
 from millrace.storage.log import Log
 from millrace.storage.settings import FlushMode
@@ -101,6 +102,8 @@ class Flusher:
         self.name = name
         self.failure: StorageError | None = None
         self.flushes = 0
+        self.sync_times = Histogram()
+        """How long each sync took; written in the thread."""
         self._files = files
         self._clock = clock
         self._on_failure = on_failure
@@ -240,8 +243,10 @@ class Flusher:
 
         The loop may be busy with the very requests that wrote: asking it first would let the disk rest.
         """
+        begun_s = self._clock.monotonic()
         for ticket in tickets:
             ticket.run(self._files)
+        self.sync_times.record(self._clock.monotonic() - begun_s)
         thread = self._thread
         if len(tickets) > 1 or thread is None:
             return
@@ -251,7 +256,9 @@ class Flusher:
             if end is None or len(self._dirty) > 1:
                 return
             thread.tell(partial(ticket.log.note_synced, ticket.end, ticket.generation))
+            begun_s = self._clock.monotonic()
             ticket.sync_again(self._files, end)
+            self.sync_times.record(self._clock.monotonic() - begun_s)
 
     def _fail(self, error: StorageError) -> None:
         self.failure = error

@@ -29,8 +29,8 @@ class LogHost(Protocol):
     def request_flush(self, log: Log, within_s: float, /) -> object:
         """Have the log synced within so many seconds: asked at every append by `flush_mode`, and at every roll."""
 
-    def remove(self, paths: list[Path], /) -> object:
-        """Remove files that are no longer part of the log, perhaps later."""
+    def remove(self, paths: list[Path], after_ms: int = 0, /) -> object:
+        """Remove files that are no longer part of the log, after so long or as soon as their place is needed."""
 
     def before_truncate(self) -> object:
         """Lower the checkpointed recovery point: records that may be below it are about to be cut.
@@ -54,8 +54,9 @@ class Alone:
     def request_flush(self, log: Log, within_s: float, /) -> None:
         """Whoever opened the log flushes it."""
 
-    def remove(self, paths: list[Path], /) -> None:
-        """At once."""
+    def remove(self, paths: list[Path], after_ms: int = 0, /) -> None:
+        """At once: nobody is there who could do it later."""
+        del after_ms
         for path in paths:
             self._files.remove(path)
 

@@ -23,6 +23,7 @@ Invariants:
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +33,7 @@ from millrace.clock import Clock
 from millrace.errors import ApiError, CorruptLogError, ErrorCode, StorageError
 from millrace.model import NO_TIMESTAMP
 from millrace.records.batch import (
+    HEADER_BYTES,
     STAMP,
     STAMP_BYTES,
     Batch,
@@ -76,6 +78,13 @@ class Appended(NamedTuple):
     log_append_time_ms: int
     start_offset: int
     duplicate: bool
+
+
+class FilesOfLog(NamedTuple):
+    """How much of the disk a log takes."""
+
+    segments: int
+    size_bytes: int
 
 
 class LogLayout(NamedTuple):
@@ -219,6 +228,29 @@ class Log:
             for name in self._files.names(self.directory)
             if name.endswith(LOG_SUFFIX)
         )
+
+    @property
+    def known_size(self) -> FilesOfLog | None:
+        """The segments and their size, if that needs no look at the disk; `measure_files` looks, in any thread."""
+        if self._loaded is not None:
+            return FilesOfLog(len(self._loaded.segments), self._loaded.segments.size_bytes)
+        return None if self.has_directory else FilesOfLog(0, 0)
+
+    def measure_files(self) -> FilesOfLog:
+        """The segments on disk and their size; StorageError."""
+        names = [name for name in self._files.names(self.directory) if name.endswith(LOG_SUFFIX)]
+        return FilesOfLog(len(names), sum(self._files.size_of(self.directory / name) or 0 for name in names))
+
+    def open_transactions(self, idle_since_ms: int) -> int:
+        """How many transactions are open whose producer has written nothing here since then.
+
+        A log that is not in memory has not been written to: of that nothing is said.
+        """
+        if self._loaded is None or not self._loaded.producers.open_transactions:
+            return 0
+        producers = self._loaded.producers
+        entries = (producers.entries.get(producer_id) for producer_id in producers.open_transactions.values())
+        return sum(entry is not None and entry.heard_ms < idle_since_ms for entry in entries)
 
     @property
     def segment_count(self) -> int:
@@ -397,6 +429,7 @@ class Log:
         if not loaded.segments.active.size_bytes:
             return loaded.segments.active
         segment = loaded.roll(self._clock.wall_ms())
+        self._draw_segment_age()
         self._host.request_flush(self, 0.0)
         return segment
 
@@ -432,6 +465,11 @@ class Log:
         """The one batch that holds `offset`."""
         data = self.read(offset, 0).data
         return Batch(read_header(data), memoryview(data))
+
+    def batch_header(self, offset: int) -> BatchHeader:
+        """The header of the batch that holds `offset`, or of the next one; the rest of it is not read."""
+        segment, position = (self._loaded or self._load()).segments.locate(offset)
+        return read_header(segment.pread(HEADER_BYTES, position))
 
     def position_of(self, offset: int) -> LogPosition:
         """Where the batch that begins at `offset` lies, or will lie; the offset must be a boundary between batches."""
@@ -603,7 +641,7 @@ class Log:
             doomed = rewriting.drop_oldest(loaded.segments, count)
         finally:
             loaded.forget_gone()
-        self._host.remove(doomed)
+        self._host.remove(doomed, self.config.file_delete_delay_ms)
         logger.info("%s: removed %d segments, the log starts at %d", self.directory, count, loaded.segments.bases[0])
 
     @contextmanager
@@ -761,7 +799,7 @@ class Log:
     def _set_config(self, config: LogConfig) -> None:
         self._limits = config.produce_limits
         self._segment_bytes = config.segment_bytes
-        self._segment_ms = config.max_segment_ms
+        self._draw_segment_age()
         self._max_index_entries = max(config.segment_index_bytes // TIME_ENTRY_BYTES, 1)
         # An index grows by at most one entry per interval, so that below this size it cannot be full.
         self._roll_check_bytes = min(config.segment_bytes, self._max_index_entries * config.index_interval_bytes)
@@ -772,6 +810,12 @@ class Log:
             or config.target_codec is not None
             or config.timestamp_type is TimestampType.LOG_APPEND
         )
+
+    def _draw_segment_age(self) -> None:
+        """How old the active segment may get: each its own age, so that logs that began together do not all roll."""
+        longest_ms = self.config.max_segment_ms
+        jitter_ms = min(self.config.segment_jitter_ms, longest_ms)
+        self._segment_ms = longest_ms - (random.randrange(jitter_ms) if jitter_ms else 0)  # noqa: S311 - no secret
 
     def ensure_loaded(self) -> None:
         """Read the log's directory now rather than at its first use."""

@@ -49,6 +49,7 @@ from millrace.storage.log import Log
 from millrace.storage.moves import LogDescription, Moves
 from millrace.storage.names import DELETE_SUFFIX, STRAY_SUFFIX, aside
 from millrace.storage.recovery import LogState
+from millrace.storage.removals import Removals
 from millrace.storage.segment import IndexCache
 from millrace.storage.settings import LogConfig
 from millrace.storage.space import HELD_S, is_full
@@ -84,16 +85,18 @@ class Detached(NamedTuple):
 class _Host:
     """What one log asks of the directory it lies in (`LogHost`)."""
 
-    __slots__ = ("_directory", "_dirs", "_partition", "before_truncate", "log_failed", "remove", "request_flush")
+    __slots__ = ("_directory", "_dirs", "_partition", "before_truncate", "log_failed", "request_flush")
 
     def __init__(self, dirs: LogDirs, directory: LogDirectory, partition: TopicPartition) -> None:
         self.request_flush = directory.flusher.request
         self.before_truncate = directory.write_offsets
-        self.remove = dirs.remove_files_later
         self.log_failed = dirs.log_failed
         self._dirs = dirs
         self._directory = directory
         self._partition = partition
+
+    def remove(self, paths: list[Path], after_ms: int = 0, /) -> None:
+        self._dirs.remove_files_later(self._directory, paths, after_ms)
 
     def create_directory(self) -> Created:
         return self._dirs.create_directory(self._directory, self._partition)
@@ -127,6 +130,7 @@ class LogDirs:
         """The topics that logs were made for, as far as they have been looked up."""
         self._twins: dict[TopicPartition, tuple[LogDirectory, Log]] = {}
         self._remover: ThreadPoolExecutor | None = None
+        self._removals = Removals(clock, lambda work: self.in_background(work))  # noqa: PLW0108 - as it is then
         for path in paths:
             directory = LogDirectory(path, files, clock)
             directory.on_failure = self._directory_failed
@@ -239,6 +243,7 @@ class LogDirs:
             return
         directory.is_full = is_full
         if is_full:
+            self._removals.hurry(directory.path)
             logger.error("%s is full: no more records are taken there until there is space", directory.path)
         else:
             logger.info("%s has space again", directory.path)
@@ -340,13 +345,16 @@ class LogDirs:
         self.files.replace_bytes(path, checkpoint.render_partition_metadata(topic_id))
         self._topic_ids[partition] = topic_id
 
-    def delete_log(self, partition: TopicPartition) -> None:
-        """Remove a log: its directory is renamed at once and emptied in the background. Unknown ones are ignored."""
+    def delete_log(self, partition: TopicPartition, after_ms: int = 0) -> None:
+        """Remove a log: its directory is renamed at once and emptied in the background. Unknown ones are ignored.
+
+        The files stay for `after_ms`, or until the directory is full or the broker stops.
+        """
         self.moves.forget(partition)
         self.give_up_missing(partition)
         detached = self.detach(partition, "was deleted")
         if detached is not None and detached.has_files:
-            self.doom(detached.directory, partition)
+            self.doom(detached.directory, partition, after_ms)
 
     def set_aside(self, partition: TopicPartition) -> Path | None:
         """Rename a log that belongs to nobody, and keep it: only a person can say that its records are not wanted."""
@@ -392,15 +400,18 @@ class LogDirs:
                 self.files.rename(directory.path / str(partition), kept)
             logger.warning("%s was in two directories; the one that does not count is kept as %s", partition, kept)
 
-    def doom(self, directory: LogDirectory, partition: TopicPartition) -> None:
+    def doom(self, directory: LogDirectory, partition: TopicPartition, after_ms: int = 0) -> None:
         """Give the files of a log that is not used any more the name of one that is deleted, and delete them."""
         doomed = aside(directory.path, partition, DELETE_SUFFIX)
         self.files.rename(directory.path / str(partition), doomed)
-        self.remove_later(doomed)
+        self._remove_after(directory, lambda: self.files.remove_directory(doomed), after_ms)
 
     def remove_later(self, path: Path) -> None:
         """Remove a directory in the background."""
         self.in_background(lambda: self.files.remove_directory(path))
+
+    def _remove_after(self, directory: LogDirectory, work: Callable[[], object], after_ms: int) -> None:
+        self._removals.later(directory.path, work, 0 if directory.is_full else after_ms)
 
     def make(
         self,
@@ -431,14 +442,14 @@ class LogDirs:
         self.files.write_bytes(metadata, checkpoint.render_partition_metadata(self._topic_ids[partition]))
         return Created([metadata], [path, directory.path])
 
-    def remove_files_later(self, paths: list[Path]) -> None:
-        """Remove files in the background."""
+    def remove_files_later(self, directory: LogDirectory, paths: list[Path], after_ms: int) -> None:
+        """Remove files in the background, after so long at most."""
 
         def remove() -> None:
             for path in paths:
                 self.files.remove(path)
 
-        self.in_background(remove)
+        self._remove_after(directory, remove, after_ms)
 
     def in_background(self, work: Callable[[], object]) -> None:
         """Removing a large file takes its time: a thread of its own does it; what it misses the next start finds."""
@@ -503,6 +514,7 @@ class LogDirs:
 
     def close(self, high_watermarks: Mapping[TopicPartition, int] | None = None, *, broker_epoch: int = -1) -> None:
         """Sync and close every log, write the checkpoints and the mark of a clean stop, unlock."""
+        self._removals.hurry()
         for directory in self.directories:
             if directory.failure is None:
                 try:
@@ -528,6 +540,7 @@ class LogDirs:
     def abandon(self) -> None:
         """Let go of everything as it is, as a crash would; what was not synced is the kernel's."""
         self.moves.abandon()
+        self._removals.forget()
         for directory in self.directories:
             for log in directory.logs.values():
                 log.release()

@@ -31,6 +31,7 @@ class LogConfig:
 
     segment_bytes: int = 1 << 30
     segment_ms: int = _WEEK_MS
+    segment_jitter_ms: int = 0
     retention_ms: int = _WEEK_MS
     retention_bytes: int = -1
     index_interval_bytes: int = 4096
@@ -48,9 +49,12 @@ class LogConfig:
     compact_at_bytes: int | None = None
     """Compact as soon as so many bytes are worth it, the active segment's too: for state that somebody has to load."""
     compression_type: str = "producer"
+    compression_level: int | None = None
+    """Of the codec that `compression_type` names; None: as the codec likes."""
     flush_mode: FlushMode = FlushMode.GROUP
     flush_interval_ms: int = 1000
     file_delete_delay_ms: int = 60_000
+    """How long a segment that retention or DeleteRecords has removed stays on disk under another name."""
     producer_expiration_ms: int = DEFAULT_EXPIRATION_MS
     max_producers: int = DEFAULT_MAX_PRODUCERS
     validate_records: bool = False

@@ -103,6 +103,13 @@ class Cluster:
         ]
         return ",".join(f"{HOST}:{port}" for port in ports)
 
+    def metrics_url_of(self, broker_id: int) -> str:
+        """Where a broker tells of itself, if `settings` have a `metrics.listener`: 127.0.0.1:0 for one each."""
+        url = self._brokers[broker_id].metrics_url
+        if url is None:
+            raise RuntimeError("the cluster has no metrics: give it the setting metrics.listener=127.0.0.1:0")
+        return url
+
     @property
     def data_dir(self) -> Path:
         """Where the first broker keeps its logs."""
@@ -218,6 +225,7 @@ class Cluster:
                 "log.dirs": str(self.data_dir_of(broker_id)),
                 "flush.mode": "os",
                 "group.initial.rebalance.delay.ms": "0",
+                "metrics.listener": "",
                 **(replicated if replicas > 1 else {}),
                 **({"broker.rack": self._racks[broker_id]} if self._racks else {}),
                 **self._settings,

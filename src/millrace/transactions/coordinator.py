@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from millrace.clock import Clock
@@ -18,7 +18,7 @@ from millrace.replication.sharded import ShardedCoordinator, ShardState
 from millrace.replication.state_topic import StateTopic
 from millrace.tasks import Work
 from millrace.transactions.settings import TransactionSettings
-from millrace.transactions.shard import Markers, TransactionShard
+from millrace.transactions.shard import Markers, TransactionCounts, TransactionShard
 from millrace.transactions.state import Producer, Transaction
 
 logger = logging.getLogger(__name__)
@@ -45,6 +45,7 @@ class TransactionCoordinator(ShardedCoordinator[TransactionShard]):
     ) -> None:
         super().__init__(state_topic, clock)
         self.settings = settings
+        self.counts = TransactionCounts()
         self._markers = markers
         self._new_producer_id = new_producer_id
 
@@ -61,10 +62,16 @@ class TransactionCoordinator(ShardedCoordinator[TransactionShard]):
             new_producer_id=self._producer_id,
             settings=self.settings,
             clock=self._clock,
+            counts=self.counts,
         )
 
     def _housekeeping(self) -> Mapping[str, Work]:
         return {"transactions out of time": self._abort_for_ever, "transactional ids": self._forget_for_ever}
+
+    @property
+    def shards(self) -> Sequence[TransactionShard]:
+        """What is coordinated here and loaded: for who looks at it and changes nothing."""
+        return self._active()
 
     def partition_for(self, transactional_id: str) -> int:
         """Where the state of a transactional id is kept."""

@@ -38,6 +38,19 @@ Plan = Callable[[Transaction | None, int | None], Decision]
 """What a request makes of the state, given a new producer id or none."""
 
 
+class TransactionCounts:
+    """What is counted of a broker's transactions, by their outcome; it outlives the shards. Owner: the event loop."""
+
+    __slots__ = ("aborted", "committed")
+
+    def __init__(self) -> None:
+        self.committed = 0
+        self.aborted = 0
+
+    def __repr__(self) -> str:
+        return f"TransactionCounts({self.committed} committed, {self.aborted} aborted)"
+
+
 class Markers(Protocol):
     """The part of `MarkerSender` that is needed here."""
 
@@ -58,6 +71,7 @@ class TransactionShard(StateShard):
         new_producer_id: Callable[[], Awaitable[int]],
         settings: TransactionSettings,
         clock: Clock,
+        counts: TransactionCounts | None = None,
     ) -> None:
         super().__init__(index, leader_epoch, topic=topic, clock=clock, write_timeout_ms=settings.write_timeout_ms)
         self.transactions: dict[str, Transaction] = {}
@@ -71,6 +85,7 @@ class TransactionShard(StateShard):
         self._markers = markers
         self._new_producer_id = new_producer_id
         self._settings = settings
+        self._counts = counts or TransactionCounts()
         self._tasks = Tasks(clock)
 
     def __repr__(self) -> str:
@@ -249,10 +264,17 @@ class TransactionShard(StateShard):
         async def write() -> None:
             await self._append([(transactional_id, state.complete(prepared, self._clock.wall_ms()))])
 
-        await self._until_done(transactional_id, write)
+        if await self._until_done(transactional_id, write):
+            if prepared.state.commits:
+                self._counts.committed += 1
+            else:
+                self._counts.aborted += 1
 
-    async def _until_done(self, transactional_id: str, attempt: Callable[[], Awaitable[None]]) -> None:
-        """Try for as long as the shard is there: whoever gave up would leave readers and producer waiting for ever."""
+    async def _until_done(self, transactional_id: str, attempt: Callable[[], Awaitable[None]]) -> bool:
+        """Try for as long as the shard is there: whoever gave up would leave readers and producer waiting for ever.
+
+        Whether it was done before the shard was gone.
+        """
         while self.is_active:
             try:
                 await attempt()
@@ -261,8 +283,9 @@ class TransactionShard(StateShard):
             except Exception:  # a fault of ours: the next attempt may do better, and the log says so
                 logger.exception("%r is not complete yet", transactional_id)
             else:
-                return
+                return True
             await self._clock.sleep(_AGAIN_S)
+        return False
 
     # --- writing ------------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import psutil
 import pytest
@@ -68,9 +69,11 @@ def test_a_broker_in_the_background(millrace_in: Command) -> None:
         "brokers": [],
     }
     out, err = millrace_in("up", "--detach", "--port", "0", "--set", "num.partitions=3")
-    bootstrap = out.removeprefix("ready bootstrap=").strip()
+    ready, metrics = out.splitlines()
+    bootstrap = ready.removeprefix("ready bootstrap=")
     port = int(bootstrap.rpartition(":")[2])
-    assert out == f"ready bootstrap={bootstrap}\n" and answers(port)
+    assert out == f"ready bootstrap={bootstrap}\n{metrics}\n" and answers(port)
+    assert b"millrace_records_in_total 0\n" in urlopen(metrics.removeprefix("metrics=")).read()
     assert f"log: {millrace_in.data}/log" in err and f"millrace down --data {millrace_in.data}" in err
     assert out in (millrace_in.data / "log").read_text()
 
@@ -94,10 +97,14 @@ def test_a_broker_in_the_background(millrace_in: Command) -> None:
 
 def test_a_cluster_in_the_background(millrace_in: Command, capsys: pytest.CaptureFixture[str]) -> None:
     out, _ = millrace_in("up", "--detach", "--brokers", "2", "--port", "0")
-    address = ["--bootstrap", out.removeprefix("ready bootstrap=").strip()]
+    ready, *metrics = out.splitlines()
+    for broker_id, line in enumerate(metrics, start=1):
+        assert f'broker_id="{broker_id}"' in urlopen(line.removeprefix("metrics=")).read().decode()
+    assert len(metrics) == 2
+    address = ["--bootstrap", ready.removeprefix("ready bootstrap=")]
     assert run(["topics", "create", "orders", *address]) == 0
     wait_for(lambda: run(["cluster", "health", *address]) == 0)
-    ports = [int(address.rpartition(":")[2]) for address in out.removeprefix("ready bootstrap=").split(",")]
+    ports = [int(address.rpartition(":")[2]) for address in ready.removeprefix("ready bootstrap=").split(",")]
     told = millrace_in.status()
     children = psutil.Process(told["pid"]).children()
     first, second = (one["pid"] for one in told["brokers"])

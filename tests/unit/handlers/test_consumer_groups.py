@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from millrace.config import BrokerConfig
 from millrace.errors import ErrorCode
+from millrace.groups.settings import GroupSettings
 from millrace.handlers.configs import incremental_alter_configs
 from millrace.handlers.consumer_groups import consumer_group_describe, consumer_group_heartbeat
 from millrace.handlers.group_offsets import offset_commit, offset_delete, offset_fetch
@@ -44,6 +47,19 @@ async def beat(on: GroupHandling, member_id: str, epoch: int, version: int = 1, 
 async def join(on: GroupHandling, member_id: str, version: int = 1, **changes: Any) -> Any:
     values: dict[str, Any] = {"subscribed_topic_names": ["orders"], **changes}
     return await beat(on, member_id, 0, version, rebalance_timeout_ms=60_000, topic_partitions=[], **values)
+
+
+async def test_without_the_protocol_there_are_no_such_groups(on: GroupHandling) -> None:
+    on.groups.settings = replace(on.groups.settings, protocols=("classic", "share"))
+    refused = await join(on, "m1")
+    assert refused.error_code == ErrorCode.UNSUPPORTED_VERSION
+    assert "group.coordinator.rebalance.protocols" in refused.error_message
+    described = await on.call(consumer_group_describe, ConsumerGroupDescribeRequest(group_ids=["g"]), 1)
+    assert described.groups[0].error_code == ErrorCode.UNSUPPORTED_VERSION
+    on.groups.settings = GroupSettings.from_config(BrokerConfig())
+    assert (await join(on, "m1")).error_code == 0
+    only_classic = BrokerConfig({"group.coordinator.rebalance.protocols": "classic"})
+    assert not GroupSettings.from_config(only_classic).offers_consumer_groups
 
 
 async def test_join_heartbeat_leave(on: GroupHandling) -> None:

@@ -17,11 +17,13 @@ import pytest
 from millrace.clock import ManualClock
 from millrace.handlers import registry
 from millrace.handlers.context import RequestContext
+from millrace.handlers.counting import RequestCounts
 from millrace.handlers.fetch import fetch
 from millrace.handlers.fetch_sessions import FetchSessions
 from millrace.handlers.promise import Promise
 from millrace.metadata.deltas import PartitionState
 from millrace.replication.contention import Contention
+from millrace.replication.counting import ReplicaCounts
 from millrace.replication.gathering import Gathering
 from millrace.replication.partition import Partition
 from millrace.security.authorizer import NO_AUTHORIZER
@@ -85,6 +87,7 @@ class Leader:
         self._services = SimpleNamespace(
             clock=self.clock,
             replicas=SimpleNamespace(
+                counts=ReplicaCounts(),
                 find=lambda _key, _index: partition,
                 find_readable=lambda _key, _index: partition,
                 led=lambda _key, _index: partition,
@@ -95,6 +98,7 @@ class Leader:
             authorizer=NO_AUTHORIZER,
             image=SimpleNamespace(brokers={FOLLOWER: SimpleNamespace(broker_epoch=FOLLOWER_EPOCH)}),
             fetch_sessions=FetchSessions(0),
+            counts=RequestCounts(),
             fetch_max_bytes=1 << 20,
             is_rack_aware=False,
         )

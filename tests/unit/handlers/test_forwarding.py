@@ -486,7 +486,9 @@ async def test_the_end_of_a_token_is_waited_for(code: ErrorCode) -> None:
 
 
 def test_the_time_a_request_may_take() -> None:
-    assert forwarding.timeout_ms(creation("a", timeout_ms=77)) == 77
-    assert forwarding.timeout_ms(creation("a", timeout_ms=-1)) == 0
-    assert forwarding.timeout_ms(creation("a", timeout_ms=2**31 - 1)) == forwarding.MAX_TIMEOUT_MS
-    assert forwarding.timeout_ms(AlterConfigsRequest()) == forwarding.DEFAULT_TIMEOUT_MS
+    broker = SimpleNamespace(config=BrokerConfig({"request.timeout.ms": "1234"}))
+    context: Any = SimpleNamespace(broker=broker)
+    assert forwarding.timeout_ms(context, creation("a", timeout_ms=77)) == 77
+    assert forwarding.timeout_ms(context, creation("a", timeout_ms=-1)) == 0
+    assert forwarding.timeout_ms(context, creation("a", timeout_ms=2**31 - 1)) == forwarding.MAX_TIMEOUT_MS
+    assert forwarding.timeout_ms(context, AlterConfigsRequest()) == 1234, "it says nothing of that"

@@ -43,6 +43,11 @@ def test_a_broker_is_killed_and_started_again(broker: BrokerProcess) -> None:
     assert not broker.pid_path.exists()
 
 
+def test_settings_in_the_environment_are_for_others(broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MILLRACE_SETTING_LISTENERS", "PLAINTEXT://nobody.invalid:1")
+    assert answers(int(broker.start().rpartition(":")[2]))
+
+
 def test_a_broker_that_was_killed_by_somebody_else_is_seen(broker: BrokerProcess) -> None:
     broker.start()
     assert broker._process is not None

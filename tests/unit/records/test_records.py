@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import warnings
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from millrace.errors import ApiError, ErrorCode
 from millrace.records.batch import HEADER_BYTES, crc_matches, read_header
-from millrace.records.compression import Codec
+from millrace.records.compression import Codec, compress, decompress
 from millrace.records.control import EndMarker, MarkerType, decode_end_marker, encode_end_marker
 from millrace.records.decode import Header, Record, check_records, decode_records
 from millrace.records.encode import encode_batch, recompress
@@ -56,6 +57,14 @@ class TestRoundTrip:
             again = recompress(data, other, max_bytes=1 << 20)
             assert crc_matches(again) and decode_records(again) == given_records
             assert read_header(again).codec is other
+
+    @pytest.mark.parametrize("level", [1, 2, 9, 12, 17])
+    def test_lz4_has_the_same_frame_at_every_level(self, level: int) -> None:
+        """Kafka's Java reader takes independent blocks only."""
+        for plain in (b"", b"a", bytes(range(256)) * 800, random.Random(1).randbytes(200_000)):
+            packed = compress(Codec.LZ4, plain, level)
+            assert packed.startswith(bytes.fromhex("04224d18604082")) and packed.endswith(bytes(4))
+            assert bytes(decompress(Codec.LZ4, packed)) == plain
 
     def test_extreme_timestamps_and_lengths(self) -> None:
         rows = [

@@ -14,11 +14,13 @@ from millrace.clock import ManualClock
 from millrace.errors import ErrorCode
 from millrace.handlers import registry
 from millrace.handlers.context import RequestContext
+from millrace.handlers.counting import RequestCounts
 from millrace.handlers.fetch import fetch
 from millrace.handlers.fetch_sessions import FetchSessions
 from millrace.handlers.promise import Promise
 from millrace.metadata.deltas import PartitionState
 from millrace.replication.contention import Contention, Use
+from millrace.replication.counting import ReplicaCounts
 from millrace.replication.gathering import (
     ENOUGH_BYTES,
     LONGEST_IF_SHORT_S,
@@ -119,6 +121,7 @@ class Leader:
             gathering_for=lambda _broker_id: self.gathering,
             leader_of=lambda _key, _index: None,
             closing=False,
+            counts=ReplicaCounts(),
         )
         self._services = SimpleNamespace(
             clock=self.clock,
@@ -126,6 +129,7 @@ class Leader:
             authorizer=NO_AUTHORIZER,
             image=SimpleNamespace(brokers={FOLLOWER: SimpleNamespace(broker_epoch=FOLLOWER_EPOCH)}),
             fetch_sessions=FetchSessions(0),
+            counts=RequestCounts(),
         )
         self._topic = topic_id.bytes
 

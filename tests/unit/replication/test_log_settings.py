@@ -60,3 +60,23 @@ def test_what_compaction_goes_by() -> None:
 
 def test_the_state_of_coordinators_is_compacted_early() -> None:
     assert settings(internal=True).compact_at_bytes == COMPACT_STATE_AT_BYTES
+
+
+@pytest.mark.parametrize(
+    ("overrides", "level"),
+    [
+        ({}, None),
+        ({"compression_zstd_level": "7"}, None),
+        ({"compression_type": "snappy"}, None),
+        ({"compression_type": "zstd", "compression_zstd_level": "7"}, 7),
+        ({"compression_type": "lz4"}, 9),
+        ({"compression_type": "gzip", "compression_gzip_level": "2", "compression_lz4_level": "3"}, 2),
+    ],
+)
+def test_the_level_is_that_of_the_codec(overrides: dict[str, str], level: int | None) -> None:
+    assert settings(**overrides).compression_level == level
+
+
+def test_jitter_and_delay() -> None:
+    config = settings(segment_jitter_ms="17", file_delete_delay_ms="18")
+    assert (config.segment_jitter_ms, config.file_delete_delay_ms) == (17, 18)

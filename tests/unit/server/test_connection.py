@@ -15,6 +15,7 @@ import pytest
 from millrace.clock import Clock, SystemClock
 from millrace.errors import ApiError, ErrorCode
 from millrace.handlers.context import RequestContext, Services
+from millrace.handlers.counting import RequestCounts
 from millrace.handlers.needs import NOTHING, Needs, cluster, judged
 from millrace.handlers.promise import Promise
 from millrace.handlers.registry import Api
@@ -32,6 +33,7 @@ from millrace.server.connection import (
     MAX_WAITING_REQUESTS,
     Connection,
 )
+from millrace.server.counting import ListenerCounts
 from millrace.server.flow import ConnectionLimits, MemoryBudget
 from millrace.server.refusals import Refusals
 from millrace.wire.frame import decode_response, read_request_header
@@ -71,6 +73,7 @@ def _services(clock: Clock, quotas: ClientQuotas, audit: Audit | None = None) ->
         config=SimpleNamespace(inter_broker_listener="PLAINTEXT"),
         image=SimpleNamespace(brokers={1: None}),
         authorizer=NO_AUTHORIZER,
+        counts=RequestCounts(),
     )
 
 
@@ -101,6 +104,7 @@ class Rig:
             answers=self.room,
             limits=self.limits,
             refusals=Refusals(clock),
+            counts=ListenerCounts(),
             max_frame_bytes=1 << 20,
             spawn=self._spawn,
             on_closed=self.closed.append,

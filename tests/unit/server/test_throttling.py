@@ -27,6 +27,7 @@ from millrace.security.quotas import CLIENT_ID, IP, USER, quota_entity
 from millrace.server import connection as connection_module
 from millrace.server import throttling
 from millrace.server.connection import Connection
+from millrace.server.counting import ListenerCounts
 from millrace.server.refusals import Refusals
 from millrace.server.throttling import MAX_TURN_S, Arrival, Arrivals
 from millrace.testing import Cluster
@@ -365,7 +366,9 @@ class Arriving:
         self.over: list[Arrival] = []
         self.rig: Rig | None = None
         self.transport = FakeTransport()
-        self.arrival = Arrival(arrivals, "PLAINTEXT", self._enter, self.over.append, Refusals(arrivals.clock))
+        self.arrival = Arrival(
+            arrivals, "PLAINTEXT", self._enter, self.over.append, Refusals(arrivals.clock), ListenerCounts()
+        )
         self.transport.protocol = self.arrival
         self.arrival.connection_made(cast(asyncio.BaseTransport, self.transport))
         clock.advance(0.0)

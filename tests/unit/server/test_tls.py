@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.clock import ManualClock
+from millrace.server.counting import ListenerCounts
 from millrace.server.flow import ConnectionLimits
 from millrace.server.refusals import LINES_PER_HOST, SPAN_S, Refusals
 from millrace.server.tls import (
@@ -94,6 +95,7 @@ class Rig:
             line=self.line,
             clock=self.clock,
             refusals=self.refusals,
+            counts=ListenerCounts(),
             on_handshake_over=self.handshakes_over.append,
         )
         self.socket = FakeTransport()
@@ -215,6 +217,7 @@ def test_who_fails_all_the_time_does_not_fill_the_log(pki: Pki, caplog: pytest.L
             line=rig.line,
             clock=rig.clock,
             refusals=rig.refusals,
+            counts=ListenerCounts(),
             on_handshake_over=rig.handshakes_over.append,
         )
         again.connection_made(cast(Any, FakeTransport()))
@@ -268,6 +271,7 @@ async def test_a_handshake_counts_as_a_connection(pki: Pki) -> None:
         line=rig.line,
         clock=rig.clock,
         refusals=rig.refusals,
+        counts=ListenerCounts(),
         on_handshake_over=rig.handshakes_over.append,
     )
     late.connection_made(cast(Any, other))

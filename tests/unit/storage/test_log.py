@@ -59,6 +59,24 @@ def code(error: pytest.ExceptionInfo[ApiError]) -> ErrorCode:
     return error.value.code
 
 
+class TestRecompression:
+    @pytest.mark.parametrize(
+        ("codec", "little", "much"), [("gzip", 1, 9), ("lz4", 9, 12), ("lz4", 3, 12), ("zstd", -50, 19)]
+    )
+    def test_the_level_is_obeyed(self, directory: Path, codec: str, little: int, much: int) -> None:
+        words = b" ".join(b"%d of the words" % (number * number % 977) for number in range(4000))
+        data = encode_batch([Record(0, NOW_MS, b"k", words)])
+        log = open_log(directory)
+        sizes = []
+        for level in (little, much):
+            log.apply_config(replace(CONFIG, compression_type=codec, compression_level=level))
+            before = log.size_bytes
+            add(log, data)
+            sizes.append(log.size_bytes - before)
+        assert sizes[0] > sizes[1] * 1.02
+        assert read_all(log) == [words, words]
+
+
 class TestAppendAndRead:
     def test_offsets_and_epoch_are_stamped_and_the_rest_is_untouched(self, directory: Path) -> None:
         log = open_log(directory)
@@ -134,6 +152,20 @@ class TestAppendAndRead:
         assert log.segment_count == 1
         add(log, batch(1, timestamp_ms=NOW_MS + 1001))
         assert log.segment_count == 2
+
+    def test_each_segment_has_an_age_of_its_own(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        drawn = iter([0, 400, 999])
+        asked: list[int] = []
+        monkeypatch.setattr("random.randrange", lambda limit: (asked.append(limit), next(drawn))[1])
+        config = replace(CONFIG, segment_ms=1000, segment_jitter_ms=5000, timestamp_after_max_ms=10**9)
+        log = open_log(directory, config)
+        now_ms = NOW_MS
+        for longest_ms, count in ((1000, 1), (600, 2), (1, 3)):
+            add(log, batch(1, timestamp_ms=now_ms))
+            add(log, batch(1, timestamp_ms=now_ms + longest_ms))
+            assert log.segment_count == count
+            now_ms += longest_ms + 1
+        assert asked == [1000] * 3, "never more than the age itself"
 
     def test_segments_without_timestamps_roll_by_the_clock(self, directory: Path) -> None:
         clock = ManualClock()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from millrace.clock import ManualClock, SystemClock
-from millrace.errors import ConfigError, CorruptLogError, StorageError
+from millrace.errors import ConfigError, CorruptLogError, DiskFullError, StorageError
 from millrace.model import TopicPartition
 from millrace.storage.files import Files
 from millrace.storage.log import Log
@@ -253,6 +253,77 @@ class TestDeletion:
         add(again)
         dirs.close()
         assert [path.name for path in root.iterdir() if path.is_dir()] == ["topic-0"]
+
+    def test_a_deleted_log_stays_for_a_while(self, root: Path) -> None:
+        clock = ManualClock()
+        dirs = LogDirs.open([root], node_id=1, clock=clock, config=CONFIG, files=Files(sync=False))
+        dirs.in_background = lambda work: work()  # type: ignore[method-assign,assignment,return-value]
+        add(dirs.create_log(TP, uuid.uuid4()), 3)
+        dirs.delete_log(TP, 60_000)
+        assert dirs.get(TP) is None
+        clock.advance(59.9)
+        (kept,) = root.glob("topic-0.*-delete")
+        assert (kept / f"{0:020d}.log").stat().st_size > 0
+        clock.advance(0.1)
+        assert not list(root.glob("*-delete"))
+        dirs.close()
+
+    def test_segments_that_retention_removed_stay_for_a_while(self, root: Path) -> None:
+        clock = ManualClock()
+        config = replace(CONFIG, segment_bytes=1000, file_delete_delay_ms=60_000)
+        dirs = LogDirs.open([root], node_id=1, clock=clock, config=config, files=Files(sync=False))
+        dirs.in_background = lambda work: work()  # type: ignore[method-assign,assignment,return-value]
+        log = dirs.create_log(TP, uuid.uuid4())
+        add(log, 50)
+        log.delete_records_before(30)
+        assert log.start_offset == 30
+        kept = list((root / "topic-0").glob("*.log.deleted"))
+        assert kept
+        clock.advance(59.9)
+        assert sorted((root / "topic-0").glob("*.log.deleted")) == sorted(kept)
+        clock.advance(0.1)
+        assert not list((root / "topic-0").glob("*.deleted"))
+        log.apply_config(replace(config, file_delete_delay_ms=0))
+        log.delete_records_before(45)
+        assert not list((root / "topic-0").glob("*.deleted"))
+        dirs.close()
+
+    def test_what_was_cut_off_does_not_stay(self, root: Path) -> None:
+        """Its names may be needed again, and nobody ever asked for its removal."""
+        dirs = open_dirs(root, config=replace(CONFIG, segment_bytes=1000, file_delete_delay_ms=60_000))
+        dirs.in_background = lambda work: work()  # type: ignore[method-assign,assignment,return-value]
+        log = dirs.create_log(TP, uuid.uuid4())
+        add(log, 50)
+        log.truncate_to(10)
+        assert not list((root / "topic-0").glob("*.deleted"))
+        dirs.close()
+
+    @pytest.mark.parametrize("end", ["full disk", "stop", "crash"])
+    def test_deleted_files_do_not_wait_for_ever(self, root: Path, end: str) -> None:
+        dirs = open_dirs(root, config=replace(CONFIG, segment_bytes=1000, file_delete_delay_ms=60_000))
+        log = dirs.create_log(TP, uuid.uuid4())
+        other = TopicPartition("other", 0)
+        add(log, 50)
+        add(dirs.create_log(other, uuid.uuid4()))
+        log.delete_records_before(30)
+        dirs.delete_log(other, 60_000)
+        left = [*root.glob("*-delete"), *root.glob("topic-0/*.deleted")]
+        assert len(left) > 1
+        if end == "full disk":
+            dirs.in_background = lambda work: work()  # type: ignore[method-assign,assignment,return-value]
+            error = DiskFullError("no space left")
+            error.__cause__ = OSError(errno.ENOSPC, "no space left")
+            dirs.note_failed_write(TP, error)
+            assert not any(path.exists() for path in left)
+            log.delete_records_before(45)
+            assert not list(root.glob("topic-0/*.deleted")), "as long as it is full"
+        if end == "crash":
+            dirs.abandon()
+            assert all(path.exists() for path in left)
+            dirs = open_dirs(root)
+            dirs.logs()[TP].ensure_loaded()
+        dirs.close()
+        assert not any(path.exists() for path in left)
 
     def test_a_deletion_cut_short_is_finished(self, root: Path) -> None:
         dirs = open_dirs(root)

@@ -7,9 +7,31 @@ from typing import Final, NamedTuple
 
 from starlette.routing import Route
 
-from millrace.console.pages import brokers, entrance, groups, overview, queues, security, topic, topics
+from millrace.console.pages import (
+    brokers,
+    entrance,
+    groups,
+    overview,
+    produce,
+    queues,
+    records,
+    security,
+    topic,
+    topics,
+)
 
-ALL: Final[tuple[ModuleType, ...]] = (entrance, overview, topics, topic, groups, queues, brokers, security)
+ALL: Final[tuple[ModuleType, ...]] = (
+    entrance,
+    overview,
+    topics,
+    topic,
+    records,
+    produce,
+    groups,
+    queues,
+    brokers,
+    security,
+)
 
 
 class MenuItem(NamedTuple):

@@ -44,7 +44,7 @@ def topic(page: Page) -> Response:
     view = page.access.companion(Monitor, Monitor).look()
     name = page.path["topic"]
     with page.access.client() as client:
-        row = _found(page, name)
+        row = found_topic(page, name)
         client.learn_brokers({each.broker_id: (each.host, each.port) for each in view.topology.brokers})
         starts = read_starts(client, view.topology, [name]).get(name, ())
     ends = view.ends.get(name, ())
@@ -70,7 +70,7 @@ def topic(page: Page) -> Response:
 @page("/topics/{topic}/settings")
 def topic_settings(page: Page) -> Response:
     name = page.path["topic"]
-    row = _found(page, name)
+    row = found_topic(page, name)
     with page.access.client() as client:
         found = configs.read_all(client, configs.topic(name))
     only_set = page.asked("show") == "set"
@@ -106,7 +106,7 @@ def change_topic_setting(page: Page) -> Response:
 def topic_groups(page: Page) -> Response:
     view = page.access.companion(Monitor, Monitor).look()
     name = page.path["topic"]
-    row = _found(page, name)
+    row = found_topic(page, name)
     known = {each.name: each for each in view.groups.rows} if view.groups else {}
     readers = []
     for group, commits in view.commits.items():
@@ -127,7 +127,7 @@ def topic_groups(page: Page) -> Response:
 @page("/topics/{topic}/rights")
 def topic_rights(page: Page) -> Response:
     name = page.path["topic"]
-    row = _found(page, name)
+    row = found_topic(page, name)
     reason = ""
     rules = []
     try:
@@ -144,7 +144,7 @@ def topic_rights(page: Page) -> Response:
     return page.render("topic_rights.html", tab="rights", name=name, row=row, rules=rules, reason=reason)
 
 
-def _found(page: Page, name: str) -> TopicRow:
+def found_topic(page: Page, name: str) -> TopicRow:
     """The topic, also one that was made a moment ago."""
     monitor = page.access.companion(Monitor, Monitor)
     row = monitor.look().topology.topics.get(name)

@@ -158,3 +158,15 @@ _ENCODERS: Final[dict[FileFormat, Callable[[str, Found], bytes]]] = {
     FileFormat.CSV: _csv_line,
     FileFormat.VALUES: _value_line,
 }
+
+
+def incomplete(file_format: FileFormat, reason: str) -> bytes:
+    """The last line of a file that breaks off."""
+    text = f"this file is not complete: {reason}"
+    if file_format is FileFormat.JSON_LINES:
+        return json.dumps({"error": text}, ensure_ascii=False).encode() + b"\n"
+    if file_format is FileFormat.CSV:
+        line = io.StringIO()
+        csv.writer(line).writerow(("error", text))
+        return line.getvalue().encode()
+    return text.encode() + b"\n"

@@ -205,3 +205,69 @@ def _record(outgoing: Outgoing, number: int, now_ms: int) -> Record:
         outgoing.value,
         tuple(Header(name, value) for name, value in outgoing.headers),
     )
+
+
+# Many at once.
+
+
+def parse_lines(text: str) -> list[Outgoing]:
+    """Records as JSON lines, as a download has them: `{"key": ..., "value": ..., "headers": [[name, value]]}`;
+    InputError.
+
+    Bytes that are no text are `{"base64": "..."}`, a value that is an object, a list, a number or a boolean is sent as
+    JSON; `partition` and `timestamp` are taken, `topic` and `offset` are not looked at.
+    """
+    records = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.strip():
+            try:
+                records.append(_parse_line(line))
+            except InputError as error:
+                raise InputError(f"line {number}: {error}") from None
+    return records
+
+
+def _parse_line(line: str) -> Outgoing:
+    try:
+        fields = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"not JSON: {error}") from None
+    if not isinstance(fields, dict):
+        raise InputError('not a JSON object: write {"key": "k", "value": "v"}')
+    unknown = fields.keys() - {"topic", "partition", "offset", "timestamp", "key", "value", "headers"}
+    if unknown:
+        raise InputError(f"'{min(unknown)}' is no field of a record")
+    if "value" not in fields:
+        raise InputError("there is no value (null makes a tombstone)")
+    headers = fields.get("headers") or []
+    pairs = list(headers.items()) if isinstance(headers, dict) else headers
+    if not isinstance(pairs, list) or not all(
+        isinstance(pair, (list, tuple)) and len(pair) == 2 and isinstance(pair[0], str) for pair in pairs
+    ):
+        raise InputError("headers are an object or a list of [name, value]")
+    return Outgoing(
+        _from_json(fields.get("key"), "key"),
+        _from_json(fields["value"], "value"),
+        tuple((name, _from_json(value, "header")) for name, value in pairs),
+        _number(fields, "partition"),
+        _number(fields, "timestamp"),
+    )
+
+
+def _from_json(value: object, what: str) -> bytes | None:
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return _encoded(value, what)
+    if isinstance(value, dict) and value.keys() == {"base64"} and isinstance(value["base64"], str):
+        return bytes_of(value["base64"], Typed.BASE64, what)
+    return _encoded(json.dumps(value, ensure_ascii=False, separators=(",", ":")), what)
+
+
+def _number(fields: dict[str, object], name: str) -> int | None:
+    value = fields.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 63:
+        raise InputError(f"{name} is a whole number, not {value!r}")
+    return value

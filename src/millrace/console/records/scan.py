@@ -49,6 +49,8 @@ _SMALLEST_WINDOW: Final = 16
 _FIRST_WINDOW: Final = 1_000
 """With a filter, of which nobody knows how much it lets through."""
 _MAX_WINDOW: Final = 100_000
+_MERGE_AFTER_PAGES: Final = 4
+"""So much more than a page is kept before it is made anew, which costs time for each partition."""
 
 logger = logging.getLogger(__name__)
 
@@ -289,7 +291,10 @@ class Scan:
         self._done += offsets
 
     def check_limits(self) -> None:
+        """Between two batches: whether it is enough."""
         limits = self.request.limits
+        if self._client.is_stopped:
+            raise ScanStopped
         if limits.records is not None and self._records >= limits.records:
             raise _LimitReached(f"{self._records:,} records were looked at")
         if limits.size_bytes is not None and self._bytes >= limits.size_bytes:
@@ -446,20 +451,25 @@ class _Backwards:
         fair = 2 * self._page // max(len(self._windows), 1)
         first = _FIRST_WINDOW if scan.request.filter_text.strip() else max(fair, _SMALLEST_WINDOW)
         self._size = min(first, _MAX_WINDOW)
+        self._unmerged = 0
+        """Matches that were found since the page was last made."""
 
     def read(self) -> Iterator[None]:
         """Window by window; a limit ends it only between two of them, since half a window says nothing of its end."""
         while behind := [partition for partition, window in self._windows.items() if self._is_behind(window)]:
             for partition in behind:
                 self._extend(self._windows[partition], partition)
-                self._merge()
+                if self._unmerged >= _MERGE_AFTER_PAGES * self._page:
+                    self._merge()
                 yield
                 self._scan.check_limits()
+            self._merge()
             self._size = min(self._size * 4, _MAX_WINDOW)
         if any(window.rest.low < window.rest.high for window in self._windows.values()):
             raise _PageFull
 
     def finish(self) -> dict[int, Span]:
+        self._merge()
         return {
             partition: window.rest for partition, window in self._windows.items() if window.rest.low < window.rest.high
         }
@@ -492,6 +502,7 @@ class _Backwards:
             window.rest = Span(rest.high, rest.high)
             return
         scan.passed(span.high - span.low)
+        self._unmerged += len(newest)
         window.matches = [*newest, *window.matches]
         window.rest = Span(rest.low, span.low)
         window.oldest_ms = min(times, default=window.oldest_ms)
@@ -520,3 +531,4 @@ class _Backwards:
             window.matches = window.matches[index + 1 :]
             window.is_enough = True
         self._scan.matches = page
+        self._unmerged = 0

@@ -126,6 +126,8 @@ class ClassicGroup:
     initial_delay: InitialDelay | None = None
     pending_stores: dict[int, PendingAssignment | PendingReplacement] = field(default_factory=dict)
     next_token: int = 0
+    rebalances: int = 0
+    """Generations that were begun and not counted yet (`ClassicGroups`)."""
 
     def __repr__(self) -> str:
         return (
@@ -291,6 +293,7 @@ class ClassicGroup:
     def begin_generation(self, now_ms: int) -> None:
         """The join phase is over: next generation, protocol chosen, waiting for the leader's assignment."""
         self.generation += 1
+        self.rebalances += 1
         self.pending_sync.clear()
         self.initial_delay = None
         self.new_member_added = False

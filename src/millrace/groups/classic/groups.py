@@ -34,6 +34,7 @@ from millrace.groups.classic.effects import (
 from millrace.groups.classic.group import ClassicGroup, GroupState
 from millrace.groups.classic.rebalance import JOIN_TIMER, SYNC_TIMER
 from millrace.groups.classic.records import GroupRecord, group_key, group_value
+from millrace.groups.counting import GroupCounts
 from millrace.groups.offsets.committed import PartitionCheck, Slot, TopicOffsets, accept
 from millrace.groups.settings import GroupSettings
 from millrace.groups.timers import CancelTimer, GroupTimers, SetTimer, TimerKey, TimerKind
@@ -62,8 +63,11 @@ class Host(Protocol):
 class ClassicGroups:
     """The classic groups of one shard."""
 
-    def __init__(self, host: Host, *, settings: GroupSettings, timers: GroupTimers) -> None:
+    def __init__(
+        self, host: Host, *, settings: GroupSettings, timers: GroupTimers, counts: GroupCounts | None = None
+    ) -> None:
         self.groups: dict[str, ClassicGroup] = {}
+        self._counts = counts or GroupCounts()
         self._host = host
         self._settings = settings
         self._timers = timers
@@ -250,6 +254,9 @@ class ClassicGroups:
         self._perform(group, protocol.unload(group, error, self._settings, self._host.now_ms()))
 
     def _perform(self, group: ClassicGroup, effects: Sequence[Effect]) -> None:
+        if group.rebalances:
+            self._counts.classic_rebalances += group.rebalances
+            group.rebalances = 0
         for effect in effects:
             match effect:
                 case AnswerJoin(ticket, join_result):

@@ -28,6 +28,7 @@ from millrace.groups.classic.effects import (
 from millrace.groups.classic.group import GroupState
 from millrace.groups.classic.groups import ClassicGroups
 from millrace.groups.classic.records import GroupRecord
+from millrace.groups.counting import GroupCounts
 from millrace.groups.environment import JOINING, Environment, HeartbeatResult
 from millrace.groups.modern import classic_members, migration, protocol
 from millrace.groups.modern.group import ModernGroup
@@ -76,7 +77,9 @@ class ModernGroups:
         settings: GroupSettings,
         dependencies: GroupDependencies,
         timers: GroupTimers,
+        counts: GroupCounts | None = None,
     ) -> None:
+        self._counts = counts or GroupCounts()
         self.groups: dict[str, ModernGroup] = {}
         self._host = host
         self._classic = classic
@@ -155,6 +158,7 @@ class ModernGroups:
         result = protocol.heartbeat(step, request)
         # Nobody knows of the group yet: an error leaves nothing behind.
         done = append_step(self._host, step, self._timers, is_whole=True)
+        self._counts.consumer_rebalances += 1
         if old is not None:
             self._classic.hand_over(old)
         self.groups[group_id] = step.group
@@ -245,12 +249,15 @@ class ModernGroups:
     def _decide(self, group: ModernGroup, decide: Callable[[Step], R]) -> tuple[R, asyncio.Future[None] | None]:
         """Let an event happen to a group that is known: all of it, or nothing where it is an ApiError."""
         step = self._step(group)
+        epoch_before = group.epoch.epoch
         try:
             result = decide(step)
         except BaseException:
             step.undo()
             raise
         done = append_step(self._host, step, self._timers, is_whole=step.became_classic is not None)
+        if group.epoch.epoch > epoch_before:
+            self._counts.consumer_rebalances += 1
         set_timers(self._timers, group.group_id, step.timers)
         if step.became_classic is not None:
             became = step.became_classic

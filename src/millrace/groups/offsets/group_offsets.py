@@ -30,6 +30,7 @@ from typing import Final, Protocol
 from uuid import UUID
 
 from millrace.errors import ErrorCode
+from millrace.groups.counting import GroupCounts
 from millrace.groups.offsets.committed import CommittedOffset, CommittedOffsets, OffsetToCommit, Slot, TopicOffsets
 from millrace.groups.offsets.pending import GroupPartition, PendingOffsets
 from millrace.groups.offsets.records import OffsetRecord, offset_key, offset_value
@@ -90,7 +91,8 @@ class Committers(Protocol):
 class GroupOffsets:
     """The committed offsets of every group of one shard."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, counts: GroupCounts | None = None) -> None:
+        self._counts = counts or GroupCounts()
         self.committed = CommittedOffsets()
         """What is durable and visible."""
         self.pending = PendingOffsets()
@@ -164,6 +166,7 @@ class GroupOffsets:
                 else:
                     place = GroupPartition(group_id, commit.topic, commit.partition)
                     self._put_pending(transaction.producer_id, place, committed)
+            self._counts.offset_commits += len(commits)
             self._commit_ended(group_id)
 
         entries = [

@@ -20,6 +20,7 @@ from uuid import UUID
 from millrace.clock import Clock
 from millrace.cluster.image import ClusterImage
 from millrace.errors import ApiError, ErrorCode
+from millrace.groups.counting import GroupCounts
 from millrace.groups.environment import JOINING, LEAVING, Environment, HeartbeatResult
 from millrace.groups.settings import GroupSettings, GroupTimes
 from millrace.groups.share import partitions as share_partitions
@@ -97,7 +98,9 @@ class ShareGroups:
         dependencies: ShareGroupDependencies,
         timers: GroupTimers,
         clock: Clock,
+        counts: GroupCounts | None = None,
     ) -> None:
+        self._counts = counts or GroupCounts()
         self.groups: dict[str, ShareGroup] = {}
         self._host = host
         self._settings = settings
@@ -337,6 +340,7 @@ class ShareGroups:
     ) -> tuple[R, ShareStep, asyncio.Future[None] | None]:
         """Let an event happen: all of it, or nothing where it is an ApiError."""
         step = self._step(group)
+        epoch_before = group.epoch.epoch
         try:
             result = decide(step)
         except BaseException:
@@ -344,6 +348,8 @@ class ShareGroups:
             raise
         is_new = group.group_id not in self.groups
         done = append_step(self._host, step, self._timers, is_whole=is_new)
+        if group.epoch.epoch > epoch_before:
+            self._counts.share_rebalances += 1
         set_timers(self._timers, group.group_id, step.timers)
         if is_new and not group.is_blank:
             self.groups[group.group_id] = group

@@ -11,6 +11,8 @@ from typing import Final
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812
 
+__all__ = ["is_json", "json_string", "text_of", "time_error", "time_of"]
+
 _MILLISECONDS_FROM: Final = 1e11
 """A number of seconds from here on would be a year after 5000: it is taken for milliseconds."""
 _BEFORE_ALL_S: Final = -1.0

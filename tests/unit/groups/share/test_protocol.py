@@ -307,7 +307,7 @@ def test_a_group_has_times_of_its_own() -> None:
         "group.share.heartbeat.interval.ms": "6000",
         "group.share.assignment.interval.ms": "2000",
     })  # fmt: skip
-    assert GroupTimes.from_config({}, broker, "share") == GroupTimes(50_000, 6_000, 2_000)
+    assert GroupTimes.of_share_group({}, broker) == GroupTimes(50_000, 6_000, 2_000)
     own = {"share.session.timeout.ms": "55000", "consumer.session.timeout.ms": "46000"}
-    assert GroupTimes.from_config(own, broker, "share") == GroupTimes(55_000, 6_000, 2_000)
-    assert GroupTimes.from_config(own, broker).session_timeout_ms == 46_000
+    assert GroupTimes.of_share_group(own, broker) == GroupTimes(55_000, 6_000, 2_000)
+    assert GroupTimes.of_consumers(own, broker).session_timeout_ms == 46_000
