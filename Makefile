@@ -15,7 +15,7 @@ SPARK := $(VENV)/.spark-installed
 DEV  := $(VENV)/.dev-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-pages test-console screenshots test-cluster test-monitoring faults check format test-jvm bench bench-spark bench-cluster bench-queues bench-security bench-check fuzz docs clean
+.PHONY: help demo test test-pages test-console screenshots test-cluster test-monitoring test-planted faults check format test-jvm bench bench-spark bench-cluster bench-queues bench-security bench-check fuzz docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -26,7 +26,7 @@ demo: $(SPARK) ## the whole system at work for a minute, checked at the end; ARG
 # A test that exceeds its time limit takes its process with it. pytest-xdist 3.8.0 may wait for ever after it has replaced
 # that process (its issue 1378), so it does not: the run ends with the test's name.
 test: $(DEV) ## every test that needs Python only; ARGS="tests/unit -k recovery"
-	$(PYTEST) -m "not cluster and not pages and not browser and not monitoring" -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations=10 $(ARGS)
+	$(PYTEST) -m "not cluster and not pages and not browser and not monitoring and not planted" -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations=10 $(ARGS)
 
 test-pages: $(DEV) ## README and docs, every command and program run; the package built, installed and used
 	$(PYTEST) -m pages tests/pages -n 0 -rA --durations=10 $(ARGS)
@@ -39,6 +39,9 @@ screenshots: $(DEV) ## the pictures of docs/console.md, taken again
 
 test-cluster: $(DEV) ## brokers, and Spark's processes, killed, paused, cut off and restarted while records flow, in short rounds
 	$(PYTEST) -m cluster tests/cluster tests/spark -n 0 --durations=10 $(ARGS)
+
+test-planted: $(DEV) ## bugs that are put into the code on purpose, each of which the models must find
+	$(PYTEST) -m planted tests/models -n 2 --dist load --durations=10 $(ARGS)
 
 test-monitoring: $(DEV) ## a Prometheus watches three brokers under load; every query of the dashboards and alerts is asked of it
 	$(PYTEST) -m monitoring tests/monitoring -n 0 -rA $(ARGS)

@@ -629,6 +629,7 @@ def _by_marker(self: GroupOffsets, producer_id: int, marker_offset: int, *, comm
             self.committed.put(*place, pending)
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize(
     ("owner", "name", "bug"),
     [

@@ -13,6 +13,7 @@ MAX_RUNS = 1000
 """A mutation that survives these has not been caught. docs/testing.md has how many each takes: far fewer."""
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize("mutation", MUTATIONS.values(), ids=MUTATIONS.keys())
 def test_a_mutation_is_caught(mutation: Mutation) -> None:
     found = hunt(mutation, MAX_RUNS)

@@ -455,6 +455,7 @@ def no_wait_for_the_records(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Transactions, "end", lambda *_: False)
 
 
+@pytest.mark.planted
 @pytest.mark.parametrize(
     "plant",
     [

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Final
 
 from millrace.admin.errors import AdminError
 
 _UNIT_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
-_DURATION: Final = r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)[a-z]*"
+_DURATION: Final = r"\s*(\d{1,12}(?:\.\d{1,6})?)\s*(ms|s|m|h|d|w)[a-z]*"
 _AGO: Final = re.compile(_DURATION + r"\s+ago\s*\Z", re.IGNORECASE)
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LASTING: Final = re.compile(_DURATION + r"\s*\Z", re.IGNORECASE)
 
 
-def parse_time_ms(text: str, *, now_ms: int) -> int:
-    """Milliseconds since 1970 from `now`, `1h ago`, milliseconds, or ISO 8601 (local time unless it names a zone)."""
+def parse_time_ms(text: str, *, now_ms: int, zone: tzinfo | None = None) -> int:
+    """Milliseconds since 1970 from `now`, `1h ago`, milliseconds, or ISO 8601.
+
+    A time that names no zone is one of `zone`, or of this machine's.
+    """
     if text.strip().lower() == "now":
         return now_ms
-    if re.fullmatch(r"\s*\d+\s*", text):
+    if re.fullmatch(r"\s*\d{1,18}\s*", text):
         return int(text)
     ago = _AGO.match(text)
     if ago:
@@ -29,7 +33,8 @@ def parse_time_ms(text: str, *, now_ms: int) -> int:
         raise AdminError(
             f"'{text}' is no time: use 2026-05-01T12:00, milliseconds since 1970, 'now' or '1h ago'", mistake=True
         ) from None
-    return round(moment.timestamp() * 1000)
+    aware = moment.replace(tzinfo=zone) if moment.tzinfo is None and zone is not None else moment.astimezone()
+    return (aware - _EPOCH) // timedelta(milliseconds=1)
 
 
 def parse_duration_ms(text: str) -> int:
@@ -57,6 +62,11 @@ def duration_text(duration_ms: int) -> str:
 
 
 def iso_utc(timestamp_ms: int) -> str:
-    """`1700000000123` as `2023-11-14T22:13:20.123Z`."""
-    moment = datetime.fromtimestamp(timestamp_ms / 1000, UTC)
+    """`1700000000123` as `2023-11-14T22:13:20.123Z`; nothing for no time, the number for one outside the calendar."""
+    if timestamp_ms == -1:
+        return ""
+    try:
+        moment = _EPOCH + timedelta(milliseconds=timestamp_ms)
+    except OverflowError:
+        return str(timestamp_ms)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

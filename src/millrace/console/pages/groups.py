@@ -10,7 +10,6 @@ from starlette.responses import Response
 from millrace.admin import groups as administration
 from millrace.admin.groups import GroupView, PartitionLag, Shift, Target
 from millrace.admin.overview import GroupRow
-from millrace.admin.times import parse_time_ms
 from millrace.admin.topics import chosen_partitions
 from millrace.admin.waiting import first_unread_ms
 from millrace.admin.words import Sum
@@ -18,6 +17,7 @@ from millrace.client.cluster import ClusterClient
 from millrace.clock import SystemClock
 from millrace.console.listing import listed
 from millrace.console.monitor import Monitor
+from millrace.console.records.times import parse_time_ms
 from millrace.console.web import BadInput, Page, page
 from millrace.console.wording import plural, segment
 from millrace.errors import ApiError, ErrorCode
@@ -181,5 +181,8 @@ def target_of(page: Page) -> Target:
         case "by":
             return Target(by=page.field_number("by", least=-(2**62)))
         case "time":
-            return Target(time_ms=parse_time_ms(page.field("time"), now_ms=SystemClock().wall_ms()))
+            try:
+                return Target(time_ms=parse_time_ms(page.field("time"), now_ms=SystemClock().wall_ms()))
+            except ValueError as error:
+                raise BadInput(str(error)) from None
     raise BadInput("say where to: the first record, the end, an offset, a time, or so many records on or back")

@@ -15,12 +15,12 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import Any, Final
 
+from millrace.admin.times import iso_utc
 from millrace.client.settings import ClientSettings
 from millrace.console.records.filters import Formats, parse
 from millrace.console.records.found import NO_LIMIT, Found
 from millrace.console.records.plan import Continuation, Limits, ScanRequest, Span
 from millrace.console.records.scan import Scan, State
-from millrace.console.records.times import iso_utc
 
 MAX_NEWEST: Final = 100_000
 """How many records can be downloaded from the end of a topic: where they begin is found first, and kept."""

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from millrace.admin.times import iso_utc
 from millrace.console.records.plan import Continuation, Span, StartKind
 from millrace.console.records.producing import InputError, Typed, bytes_of, parse_lines
 from millrace.console.records.queries import Query, partitions, scan_request
-from millrace.console.records.times import iso_utc, parse_time_ms
+from millrace.console.records.times import parse_time_ms
 
 NOW_MS = 1_700_000_000_000
 
