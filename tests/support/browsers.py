@@ -63,6 +63,12 @@ class Complaints:
         if message.type in {"error", "warning"}:
             self.texts.append(f"{message.type}: {message.text}")
 
+    def expected(self, *statuses: int) -> bool:
+        """Whether there were answers of these statuses, which a browser complains of; they are forgotten then."""
+        told = [text for text in self.texts if any(f"status of {status} " in text for status in statuses)]
+        self.texts = [text for text in self.texts if text not in told]
+        return bool(told)
+
 
 Size = tuple[int, int]
 DESKTOP: Size = (1280, 800)

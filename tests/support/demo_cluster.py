@@ -18,14 +18,21 @@ from typing import Self
 
 from confluent_kafka import Consumer, Producer
 
-from millrace.admin import queues, topics
+from millrace.admin import acls, queues, quotas, topics
+from millrace.admin.users import ClusterUsers
 from millrace.client import requests
 from millrace.client.cluster import ClusterClient
 from millrace.client.queue import QueueConsumer, Verdict
 from millrace.client.settings import ClientSettings
 from millrace.model import TopicPartition
+from millrace.security.acls import Acl, Operation, PatternKind, Permission, ResourceKind
 from millrace.wire.messages.groups import FindCoordinatorRequest
 
+SETTINGS = {
+    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    "super.users": "User:ANONYMOUS",
+}
+"""Of the brokers: there are rules, which stop nobody here."""
 TENANTS = 10_000
 TOPICS = {"customers": 3, "email-jobs": 1, "invoices": 3, "orders": 6, "page-views": 6, "payments": 3, "sensors": 3}
 COMPACTED = "customers"
@@ -75,6 +82,7 @@ def populate(bootstrap: str, tenants: int = TENANTS) -> None:
         client.commit_offsets(IDLE_GROUP, {TopicPartition("invoices", 0): 40, TopicPartition("invoices", 1): 60})
         commit_many(client, {tenant_group(n): {TopicPartition(tenant_topic(n), 0): 0} for n in range(tenants)})
         _fill_queue(bootstrap, client)
+        _set_rights(client)
 
 
 def fill(bootstrap: str) -> None:
@@ -227,6 +235,29 @@ def _fill_queue(bootstrap: str, client: ClusterClient) -> None:
             mail = {"to": f"{_NAMES[number % len(_NAMES)].lower()}@example.com", "template": "order-shipped"}
             producer.produce("email-jobs", json.dumps(mail).encode(), f"mail-{number}", headers={"attempt": b"1"})
     reject(client, QUEUE, "email-jobs", REJECTED)
+
+
+def _set_rights(client: ClusterClient) -> None:
+    allowed = (
+        ("User:order-service", ResourceKind.TOPIC, "orders", PatternKind.LITERAL, Operation.READ),
+        ("User:order-service", ResourceKind.GROUP, CLASSIC_GROUP, PatternKind.LITERAL, Operation.READ),
+        ("User:shop", ResourceKind.TOPIC, "orders", PatternKind.LITERAL, Operation.WRITE),
+        ("User:shop", ResourceKind.TOPIC, "page-views", PatternKind.LITERAL, Operation.WRITE),
+        ("User:analytics", ResourceKind.TOPIC, "page-", PatternKind.PREFIXED, Operation.READ),
+        ("User:indexer", ResourceKind.TOPIC, "tenant-", PatternKind.PREFIXED, Operation.READ),
+    )
+    rules = [
+        Acl(kind, name, pattern, who, "*", operation, Permission.ALLOW)
+        for who, kind, name, pattern, operation in allowed
+    ]
+    denied = Acl(
+        ResourceKind.TOPIC, "payments", PatternKind.LITERAL, "User:analytics", "*", Operation.READ, Permission.DENY
+    )
+    assert not any(acls.create_rules(client, [*rules, denied]))
+    for user in ("analytics", "indexer", "order-service", "shop"):
+        ClusterUsers(client).set_password(user, {"SCRAM-SHA-512": 4096}, f"secret of {user}")
+    quotas.alter_quotas(client, {"user": "analytics"}, {"consumer_byte_rate": 10_000_000.0})
+    quotas.alter_quotas(client, {"client-id": None}, {"producer_byte_rate": 50_000_000.0, "request_percentage": 200.0})
 
 
 def _order(number: int, chance: random.Random) -> tuple[bytes, str]:

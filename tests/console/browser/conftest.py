@@ -39,7 +39,8 @@ def folder() -> Iterator[Path]:
 def demo(folder: Path) -> Iterator[Served]:
     """Three brokers with ten thousand topics and groups and something of everything, at work; and a console."""
     chromium()  # without one all of it would be in vain
-    with cluster_with_console(folder, "--brokers", "3") as served:
+    settings = [word for name, value in demo_cluster.SETTINGS.items() for word in ("--set", f"{name}={value}")]
+    with cluster_with_console(folder, "--brokers", "3", *settings) as served:
         demo_cluster.populate(served.bootstrap)
         with demo_cluster.alive(served.bootstrap):
             yield served
