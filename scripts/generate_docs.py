@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from millrace.config.page import configuration_markdown
 from millrace.handlers.compatibility import compatibility_markdown
+from millrace.metrics.page import with_tables
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = {"compatibility.md": compatibility_markdown, "configuration.md": configuration_markdown}
+PAGES: dict[str, Callable[[str], str]] = {
+    "compatibility.md": lambda _: compatibility_markdown(),
+    "configuration.md": lambda _: configuration_markdown(),
+    "metrics.md": with_tables,
+}
+"""How each page is made from what it was: of some only a part is generated."""
 
 
 def main() -> int:
@@ -19,8 +26,10 @@ def main() -> int:
     check = parser.parse_args().check
     stale = []
     for name, render in PAGES.items():
-        page, text = DOCS / name, render()
-        if page.exists() and page.read_text() == text:
+        page = DOCS / name
+        before = page.read_text() if page.exists() else ""
+        text = render(before)
+        if before == text:
             continue
         stale.append(name)
         if not check:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import gc
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 import traceback
 from collections.abc import Iterator
@@ -37,6 +40,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # Commands under test do not read the profiles of whoever runs the tests.
 os.environ["MILLRACE_CONFIG"] = os.devnull
+
+# Nor do pipelines under test note their runs among theirs; the processes that share the tests have one folder.
+if "MILLRACE_TEST_RUNS" not in os.environ:
+    os.environ["MILLRACE_TEST_RUNS"] = tempfile.mkdtemp(prefix="millrace-runs-")
+    atexit.register(shutil.rmtree, os.environ["MILLRACE_TEST_RUNS"], ignore_errors=True)
+os.environ["MILLRACE_PIPELINE_RUNS"] = os.environ["MILLRACE_TEST_RUNS"]
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,7 +1,7 @@
 """What metrics cost: a scrape of a broker with many partitions, and CPU per gigabyte produced, beside a tree without.
 
     python -m benches.system.metrics_cost scrape [--partitions 2000] [--rounds 9]
-    python -m benches.system.metrics_cost request --baseline OTHER/src [--requests 3000] [--rounds 40]
+    python -m benches.system.metrics_cost request --baseline OTHER/src [--flush-mode group]
     python -m benches.system.metrics_cost produce --baseline OTHER/src [--megabytes 400] [--rounds 7]
 
 `scrape`: how long an answer of /metrics takes, how many lines and bytes it has, and for how long the loop is held at a
@@ -191,9 +191,10 @@ class Pipeliner:
             answered += 1
 
 
-def cost_of_requests(baseline: Path, requests: int, rounds: int) -> Table:
+def cost_of_requests(baseline: Path, requests: int, rounds: int, flush_mode: str) -> Table:
     used: dict[str, list[float]] = {"without": [], "with": []}
-    with broker(baseline, "flush.mode=os") as without, broker(HERE, "flush.mode=os") as with_:
+    flush = f"flush.mode={flush_mode}"
+    with broker(baseline, flush) as without, broker(HERE, flush) as with_:
         trees = {"without": without, "with": with_}
         clients = {}
         for name, (_, bootstrap, _) in trees.items():
@@ -252,6 +253,9 @@ def main() -> int:
     requests.add_argument("--baseline", type=Path, required=True, help="The `src` of a tree without metrics.")
     requests.add_argument("--requests", type=int, default=3000)
     requests.add_argument("--rounds", type=int, default=40)
+    requests.add_argument(
+        "--flush-mode", default="os", help="`group` is the default of brokers; the disk is part of it."
+    )
     counting = commands.add_parser("produce")
     counting.add_argument("--baseline", type=Path, required=True, help="The `src` of a tree without metrics.")
     counting.add_argument("--megabytes", type=int, default=400)
@@ -261,7 +265,7 @@ def main() -> int:
     if options.command == "scrape":
         table = cost_of_scrapes(options.partitions, options.rounds, options.records)
     elif options.command == "request":
-        table = cost_of_requests(options.baseline, options.requests, options.rounds)
+        table = cost_of_requests(options.baseline, options.requests, options.rounds, options.flush_mode)
     else:
         table = cost_of_counting(options.baseline, options.megabytes, options.rounds, options.scrape_every)
     Console().print(table)

@@ -25,7 +25,7 @@ from millrace.wire.messages.topics import CreateTopicsRequest
 from support.one_loop import Brokers, until
 
 OF_EVERY_BROKER = {
-    "retention", "compaction", "checkpoints", "high watermarks", "disk space", "disk reports",
+    "retention", "compaction", "checkpoints", "high watermarks", "disk space", "disk reports", "loop lag",
     "metadata-follow", "metadata-write", "membership", "sessions", "registrations",
     "leader-rebalance", "internal-topics", "recovery", "expired-tokens",
     "isr-proposals", "isr-check",

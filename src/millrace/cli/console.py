@@ -11,6 +11,7 @@ import typer
 
 from millrace.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Client, name_values
 from millrace.cli.output import CommandError, print_remark
+from millrace.spark.pipelines.status import RUNS_VARIABLE
 
 TOKEN_VARIABLE: Final = "MILLRACE_CONSOLE_TOKEN"  # noqa: S105  # the name of a variable
 _LOGINS: Final = ("auto", "none", "token", "brokers")
@@ -52,7 +53,22 @@ def console(
         str, typer.Option("--public-url", metavar="URL", help="The address that people open, if a proxy is before it.")
     ] = "",
     pipelines: Annotated[
-        Path | None, typer.Option("--pipelines", help="A folder of pipelines to show, start and stop.")
+        Path | None,
+        typer.Option(
+            "--pipelines",
+            metavar="DIR",
+            help="A folder of pipelines (.py) that can be started, too; it also lets the brokers' users start some.",
+        ),
+    ] = None,
+    pipeline_runs: Annotated[
+        Path | None,
+        typer.Option(
+            "--pipeline-runs",
+            metavar="DIR",
+            envvar=RUNS_VARIABLE,
+            help="Where runs note how they are (`millrace pipeline run --runs`) "
+            "[default: ~/.local/state/millrace/pipelines].",
+        ),
     ] = None,
     client: Client = None,
 ) -> None:
@@ -67,6 +83,8 @@ def console(
         raise CommandError(f"--login is one of {', '.join(_LOGINS)}, not '{login}'", exit_code=2)
     if (certificate is None) != (key is None):
         raise CommandError("--certificate and --key belong together", exit_code=2)
+    if pipelines is not None and not pipelines.is_dir():
+        raise CommandError(f"--pipelines: there is no folder {pipelines}", exit_code=2)
     if public_url and not public_url.startswith(("http://", "https://")):
         raise CommandError(
             f"--public-url is http://HOST[:PORT] or https://HOST[:PORT], not '{public_url}'", exit_code=2
@@ -91,6 +109,7 @@ def console(
         roles=by_user,
         default_role=everybody,
         pipelines=pipelines,
+        pipeline_runs=pipeline_runs,
         public_url=public_url.rstrip("/"),
         certificate=certificate,
         key=key,

@@ -30,7 +30,8 @@ def down(
     ] = DEFAULT_TIMEOUT_S,
 ) -> None:
     """End what runs in a folder, and wait until it has ended; nothing running is no error."""
-    from millrace.local.folder import Folder, is_alive
+    from millrace.local.folder import Folder
+    from millrace.local.processes import is_alive
 
     folder = Folder(data)
     clock = SystemClock()

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from millrace.admin.times import iso_utc
-from millrace.cli import profiles
 from millrace.cli.jsonrecords import bytes_to_json
 from millrace.cli.output import HIDDEN, CommandError
 from millrace.cli.transaction_log import describe_transaction_state
@@ -27,7 +26,7 @@ from millrace.model import TRANSACTION_STATE_TOPIC, decode_uuid, encode_uuid
 from millrace.records.batch import HEADER_BYTES, Batch, crc_matches, read_header, split
 from millrace.records.control import decode_end_marker
 from millrace.records.decode import Record, iter_records
-from millrace.security import exposure
+from millrace.security import exposure, hiding
 from millrace.storage import checkpoint, directory, move, names
 from millrace.storage.files import Files
 from millrace.storage.index import OffsetIndex, TimeIndex
@@ -411,7 +410,7 @@ def _without_secrets(kind: str, fields: dict[str, Any]) -> dict[str, Any]:
 
 def _is_secret(name: str) -> bool:
     """By the table, and for a name that is not there any more by what it says."""
-    return exposure.is_secret(name) or profiles.is_secret(name)
+    return exposure.is_secret(name) or hiding.is_secret(name)
 
 
 _ASIDE: Final = {

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from millrace.admin.words import Sum, count_text, size_text
 from millrace.errors import MillraceError
+from millrace.security.hiding import HIDDEN
 
 __all__ = [
     "HIDDEN",
@@ -33,8 +34,6 @@ __all__ = [
     "size_text",
 ]
 
-HIDDEN: Final = "********"
-"""Instead of a secret."""
 _GAP: Final = "  "
 _BOLD: Final = "\x1b[1m"
 _PLAIN: Final = "\x1b[0m"

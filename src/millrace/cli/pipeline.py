@@ -6,15 +6,16 @@ is imported only by `run`. Results and reports for scripts go to stdout, everyth
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, ParamSpec
 
 import typer
 
@@ -23,6 +24,7 @@ from millrace.cli.output import CommandError, print_json, print_remark, print_ta
 from millrace.cli.profiles import profile_settings
 from millrace.errors import ConfigError
 from millrace.spark.pipelines.contract import CLIENT_PREFIX, built_in, find
+from millrace.spark.pipelines.status import RUNS_VARIABLE, RunKeeper, default_runs, is_run_id, read_runs, state_home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from millrace.spark.pipelines.contract import LoadedPipeline, Pipeline
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="List, show, copy and run Spark pipelines.")
+
+P = ParamSpec("P")
 
 Name = Annotated[
     str, typer.Argument(metavar="NAME|FILE.py", show_default=False, help="A pipeline of `pipeline list`, or a file.")
@@ -107,6 +111,15 @@ def run(
             help="An option of the pipeline, or a client setting such as kafka.security.protocol; repeatable.",
         ),
     ] = None,
+    option_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--option-file",
+            metavar="FILE",
+            help="Options from a file, JSON or NAME=VALUE lines (`-`: JSON from stdin): passwords do not belong on a "
+            "command line.",
+        ),
+    ] = None,
     master: Annotated[
         str, typer.Option("--master", "-m", help="Where Spark runs: local[N], spark://HOST:PORT, yarn, k8s://...")
     ] = "local[*]",
@@ -133,10 +146,30 @@ def run(
         bool, typer.Option("--create-topics/--no-create-topics", help="Create topics that the pipeline needs.")
     ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Progress as JSON on stdout, a line per batch.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Say how it begins, fails and ends; no progress.")
+    ] = False,
+    runs: Annotated[
+        Path | None,
+        typer.Option(
+            "--runs",
+            metavar="DIR",
+            envvar=RUNS_VARIABLE,
+            help="Where the run notes how it is, for `millrace console` [default: ~/.local/state/millrace/pipelines].",
+        ),
+    ] = None,
+    run_id: Annotated[
+        str, typer.Option("--run-id", metavar="NAME", help="What the run is called there [default: a new name].")
+    ] = "",
 ) -> None:
     """Run a pipeline until it is stopped; Ctrl-C lets the running batch finish."""
+    if as_json and quiet:
+        raise CommandError("--json is progress, and --quiet wants none: leave out one of them", exit_code=2)
+    if run_id and not is_run_id(run_id):
+        raise CommandError(f"--run-id: '{run_id}' cannot be the name of a file", exit_code=2)
     pipeline = _found(name)
-    given = {**profile_settings(CLIENT_PREFIX), **name_values(options, "--option")}
+    filed = {} if option_file is None else _read_options(option_file)
+    given = {**profile_settings(CLIENT_PREFIX), **filed, **name_values(options, "--option")}
     try:
         values = pipeline.resolve({f"{CLIENT_PREFIX}bootstrap.servers": bootstrap, **given})
     except ConfigError as error:
@@ -147,24 +180,64 @@ def run(
     for file in py_files or ():
         if not file.is_file():
             raise CommandError(f"--py-file: there is no file {file}", exit_code=2)
-    if pipeline.names_topics and create_topics:
-        from millrace.cli.entry import require_entry
+    folder = runs or default_runs()
+    _refuse_second(folder, values["checkpoint"])
+    described = {key: value for key, value in values.items() if key not in ("checkpoint", "once")}
+    with RunKeeper.of_this_process(
+        folder,
+        pipeline=pipeline.name,
+        file=pipeline.path,
+        bootstrap=described.pop(f"{CLIENT_PREFIX}bootstrap.servers"),
+        options=described,
+        checkpoint=values["checkpoint"],
+        master=master,
+        run_id=run_id,
+    ) as keeper:
+        if pipeline.names_topics and create_topics:
+            _require_entry(values)  # before Spark takes its seconds to start
+        print_remark(f"pipeline {pipeline.name} on {master}; checkpoints in {values['checkpoint']}")
+        spark = _session(f"millrace-{pipeline.name}", master, settings)
+        try:
+            for file in py_files or ():
+                spark.sparkContext.addPyFile(str(file.absolute()))
+            loaded = _load(pipeline)
+            if create_topics:
+                _create_topics(values[f"{CLIENT_PREFIX}bootstrap.servers"], values, loaded)
+            _run(spark, loaded, values, keeper, restarts=restarts, as_json=as_json, quiet=quiet)
+        finally:
+            spark.stop()
 
-        client = {
-            key.removeprefix(CLIENT_PREFIX): value for key, value in values.items() if key.startswith(CLIENT_PREFIX)
-        }
-        require_entry(client["bootstrap.servers"], client)  # before Spark takes its seconds to start
-    print_remark(f"pipeline {pipeline.name} on {master}; checkpoints in {values['checkpoint']}")
-    spark = _session(f"millrace-{pipeline.name}", master, settings)
+
+def _require_entry(values: Mapping[str, str]) -> None:
+    from millrace.cli.entry import require_entry
+
+    client = {key.removeprefix(CLIENT_PREFIX): value for key, value in values.items() if key.startswith(CLIENT_PREFIX)}
+    require_entry(client["bootstrap.servers"], client)
+
+
+def _read_options(path: Path) -> dict[str, str]:
+    """The options in a file; names of client settings have their prefix there as on the command line."""
+    if str(path) != "-":
+        from millrace.cli.profile import read_settings
+
+        return read_settings(path)
     try:
-        for file in py_files or ():
-            spark.sparkContext.addPyFile(str(file.absolute()))
-        loaded = _load(pipeline)
-        if create_topics:
-            _create_topics(values[f"{CLIENT_PREFIX}bootstrap.servers"], values, loaded)
-        _run(spark, loaded, values, restarts=restarts, as_json=as_json)
-    finally:
-        spark.stop()
+        found = json.loads(sys.stdin.read())
+    except ValueError as error:
+        raise CommandError(f"--option-file: what stdin gave is not JSON: {error}", exit_code=2) from None
+    if not isinstance(found, dict):
+        raise CommandError("--option-file: what stdin gave is not an object of names and values", exit_code=2)
+    return {str(name): str(value) for name, value in found.items()}
+
+
+def _refuse_second(folder: Path, checkpoint: str) -> None:
+    """Two runs with one checkpoint would take each other's batches for their own."""
+    for each in read_runs(folder):
+        if not each.state.is_over and each.checkpoint == checkpoint:
+            raise CommandError(
+                f"pipeline {each.pipeline} runs already with this checkpoint (pid {each.pid}): stop that one, or give "
+                "another --checkpoint"
+            )
 
 
 def _found(name: str) -> Pipeline:
@@ -188,9 +261,8 @@ def checkpoint_folder(given: str | None, name: str, bootstrap: str) -> str:
     """Where checkpoints lie: what was asked for, or a folder for this pipeline on this cluster."""
     if given is not None:
         return given if "://" in given else str(Path(given).absolute())
-    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
     cluster = "".join(character if character.isalnum() or character in ".-" else "_" for character in bootstrap)
-    return str(state / "millrace" / "checkpoints" / cluster / name)
+    return str(state_home() / "checkpoints" / cluster / name)
 
 
 def _described(pipeline: Pipeline) -> dict[str, object]:
@@ -211,21 +283,28 @@ def _session(app_name: str, master: str, settings: Mapping[str, str]) -> SparkSe
 
 
 def _run(
-    spark: SparkSession, loaded: LoadedPipeline, values: Mapping[str, str], *, restarts: int, as_json: bool
+    spark: SparkSession,
+    loaded: LoadedPipeline,
+    values: Mapping[str, str],
+    keeper: RunKeeper,
+    *,
+    restarts: int,
+    as_json: bool,
+    quiet: bool,
 ) -> None:
     from millrace.cli.pipeline_view import open_view
     from millrace.spark.pipelines.runner import PipelineFailed, Runner
 
     name = loaded.pipeline.name
-    with _stopping() as stopping, open_view(name, as_json=as_json) as view:
+    with _stopping() as stopping, open_view(name, as_json=as_json, quiet=quiet) as view:
         runner = Runner(
             spark,
             loaded,
             values,
             restarts=restarts,
-            on_progress=view.progress,
-            on_restart=view.restarting,
-            on_stopping=view.stopping,
+            on_progress=_both(keeper.progress, view.progress),
+            on_restart=_both(keeper.restarting, view.restarting),
+            on_stopping=_both(keeper.stopping, view.stopping),
         )
         try:
             runner.run(stopping)
@@ -240,6 +319,15 @@ def _run(
                 raise
             raise CommandError(f"pipeline {name} did not start: {root_cause(error)}") from error
         view.done(stopped=stopping.is_set())
+        keeper.done(stopped=stopping.is_set())
+
+
+def _both(first: Callable[P, None], second: Callable[P, None]) -> Callable[P, None]:
+    def tell(*args: P.args, **kwargs: P.kwargs) -> None:
+        first(*args, **kwargs)
+        second(*args, **kwargs)
+
+    return tell
 
 
 @contextmanager

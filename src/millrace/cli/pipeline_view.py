@@ -60,6 +60,13 @@ class PlainView(View):
             print_remark(plain_line(figures))
 
 
+class QuietView(View):
+    """Nothing of progress: for a log that nobody cuts."""
+
+    def show(self, figures: QueryFigures) -> None:
+        """Who wants to know looks at the status of the run."""
+
+
 class JsonView(View):
     """A JSON document per report on stdout."""
 
@@ -131,10 +138,12 @@ def plain_line(figures: QueryFigures) -> str:
 
 
 @contextmanager
-def open_view(name: str, *, as_json: bool) -> Iterator[View]:
+def open_view(name: str, *, as_json: bool, quiet: bool = False) -> Iterator[View]:
     """The view that fits where the output goes."""
     if as_json:
         yield JsonView(name)
+    elif quiet:
+        yield QuietView(name)
     elif sys.stderr.isatty():
         from rich.console import Console
         from rich.live import Live

@@ -14,7 +14,8 @@ import typer
 
 from millrace.cli.options import Client, Json, Yes, confirm, name_values
 from millrace.cli.output import HIDDEN, CommandError, print_json, print_table
-from millrace.cli.profiles import Profile, Profiles, is_secret, profiles_path, read_profiles, write_profiles
+from millrace.cli.profiles import Profile, Profiles, profiles_path, read_profiles, write_profiles
+from millrace.security.hiding import is_secret
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Keep addresses and logins of clusters under names.")
 

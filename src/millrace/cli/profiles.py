@@ -36,9 +36,6 @@ from millrace.cli.output import CommandError
 
 CONFIG_VARIABLE: Final = "MILLRACE_CONFIG"
 PROFILE_VARIABLE: Final = "MILLRACE_PROFILE"
-_SECRET_WORDS: Final = (
-    "password", "passphrase", "secret", "jaas", "token", "key.pem", "keystore.key", "oauthbearer.config",
-)  # fmt: skip
 _BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
 _GIVEN: Final = frozenset({"COMMANDLINE", "ENVIRONMENT"})
 
@@ -238,8 +235,3 @@ def _quoted(text: str) -> str:
 
 def _key(text: str) -> str:
     return text if _BARE.fullmatch(text) else _quoted(text)
-
-
-def is_secret(setting: str) -> bool:
-    """Whether the value of a setting is not to be shown."""
-    return any(word in setting.lower() for word in _SECRET_WORDS)

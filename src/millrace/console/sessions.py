@@ -53,6 +53,10 @@ class Access:
         own = {"request.timeout.ms", "default.api.timeout.ms"}  # it has other names for these
         return {name: value for name, value in properties.items() if name not in own}
 
+    def given_properties(self) -> dict[str, str]:
+        """How this user reaches the brokers, password and all, for a process that does so by itself."""
+        return self.settings.given_properties(self.username, self._password)
+
     @property
     def client_settings(self) -> ClientSettings:
         """For the project's own clients, with what this user logs in with."""

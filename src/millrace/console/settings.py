@@ -52,7 +52,10 @@ class ConsoleSettings:
     default_role: Role = Role.ADMIN
     """The brokers' rules hold in any case: a role can only take away."""
     pipelines: Path | None = None
-    """The folder of pipelines that are shown, started and stopped."""
+    """A folder of pipelines that can be started, beside those that come with millrace. With a login by the brokers'
+    users it is also what lets these see, start and stop pipelines at all."""
+    pipeline_runs: Path | None = None
+    """Where runs of pipelines note how they are, if not in the usual place."""
     public_url: str = ""
     """The address under which a proxy offers the console: scheme, host and port. Empty: people open it directly."""
     certificate: Path | None = None
@@ -72,7 +75,12 @@ class ConsoleSettings:
 
     def client_properties(self, username: str = "", password: str = "") -> dict[str, str]:
         """For a client of the console, or of somebody who logged in here."""
-        properties = {**_PATIENCE, **self.client, "bootstrap.servers": self.bootstrap}
+        given = self.given_properties(username, password)
+        return {**_PATIENCE, **given, "bootstrap.servers": self.bootstrap}
+
+    def given_properties(self, username: str = "", password: str = "") -> dict[str, str]:
+        """What the console was given for clients, with the login of somebody; for what is not a part of a page."""
+        properties = dict(self.client)
         if username:
             properties |= {"sasl.username": username, "sasl.password": password}
             properties.pop("sasl.jaas.config", None)

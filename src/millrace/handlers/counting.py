@@ -1,29 +1,56 @@
 """What is counted of requests: how many, how large, how long in each stage, and the errors in their answers, by API.
 
 Plain numbers, written by connections and handlers on the loop and read when somebody asks (`millrace.monitoring`). A
-time of zero is not written down: most requests never waited, and what is missing is put where it belongs when the
-histogram is read.
+time that belongs in the first bucket is only added to the sum: most do, and what is missing in the buckets is put there
+when they are read.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, Protocol
 
 from millrace.metrics.histogram import SECONDS, HistogramValue
+from millrace.wire.keys import ApiKey
 from millrace.wire.schema import Array, Nested, Struct
 
 STAGES: Final = ("queue", "local", "remote", "response")
 _BUCKETS: Final = len(SECONDS) + 1
+_FIRST: Final = SECONDS[0]
+
+
+class Answered(Protocol):
+    """A request that has waited, for something or for its turn, and was answered."""
+
+    counts: ApiCounts
+    came_at: float
+    begun_at: float
+    parked_at: float
+    """When its handler was left."""
+    ready_at: float
+    """When its answer was there."""
+    size_bytes: int
+    told_bytes: int
+    """Of the answer."""
 
 
 class ApiCounts:
     """The counts of one API."""
 
     __slots__ = (
-        "_local", "_local_s", "_queue", "_queue_s", "_remote", "_remote_s", "_response", "_response_s",
-        "errors", "request_bytes", "requests", "response_bytes",
+        "_local_s",
+        "_queue_s",
+        "_remote_s",
+        "_response_s",
+        "errors",
+        "local",
+        "queue",
+        "remote",
+        "request_bytes",
+        "requests",
+        "response",
+        "response_bytes",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -31,7 +58,7 @@ class ApiCounts:
         self.request_bytes = 0
         self.response_bytes = 0
         self.errors: dict[int, int] = {}
-        self._queue, self._local, self._remote, self._response = ([0] * _BUCKETS for _ in STAGES)
+        self.queue, self.local, self.remote, self.response = ([0] * _BUCKETS for _ in STAGES)
         self._queue_s = self._local_s = self._remote_s = self._response_s = 0.0
 
     def __repr__(self) -> str:
@@ -42,35 +69,44 @@ class ApiCounts:
         self.requests += 1
         self.request_bytes += request_bytes
         self.response_bytes += response_bytes
-        if queue_s:
-            self._queue[bisect_left(SECONDS, queue_s)] += 1
-            self._queue_s += queue_s
-        self._local[bisect_left(SECONDS, local_s)] += 1
         self._local_s += local_s
+        if local_s > _FIRST:
+            self.local[bisect_left(SECONDS, local_s)] += 1
+        if queue_s:
+            self.waited(queue_s)
 
-    def answered(
-        self,
-        queue_s: float,
-        local_s: float,
-        remote_s: float,
-        response_s: float,
-        request_bytes: int,
-        response_bytes: int,
-    ) -> None:
-        """A request that has waited, for something or for its turn."""
-        self.requests += 1
-        self.request_bytes += request_bytes
-        self.response_bytes += response_bytes
-        if queue_s:
-            self._queue[bisect_left(SECONDS, queue_s)] += 1
-            self._queue_s += queue_s
-        self._local[bisect_left(SECONDS, local_s)] += 1
-        self._local_s += local_s
-        if remote_s:
-            self._remote[bisect_left(SECONDS, remote_s)] += 1
-            self._remote_s += remote_s
-        self._response[bisect_left(SECONDS, response_s)] += 1
-        self._response_s += response_s
+    def waited(self, queue_s: float, number: int = 1) -> None:
+        """Requests were here for so long before they were begun."""
+        self._queue_s += queue_s * number
+        self.queue[bisect_left(SECONDS, queue_s)] += number
+
+    def answered(self, requests: Sequence[Answered], sent_at: float) -> None:
+        """Requests that have waited, and whose answers have left together: timed like the one in the middle."""
+        number = len(requests)
+        self.requests += number
+        if number == 1:
+            (middle,) = requests
+            self.request_bytes += middle.size_bytes
+            self.response_bytes += middle.told_bytes
+        else:
+            middle = requests[number // 2]
+            self.request_bytes += sum([each.size_bytes for each in requests])
+            self.response_bytes += sum([each.told_bytes for each in requests])
+        begun_at, parked_at, ready_at = middle.begun_at, middle.parked_at, middle.ready_at
+        stage_s = parked_at - begun_at
+        self._local_s += stage_s * number
+        if stage_s > _FIRST:
+            self.local[bisect_left(SECONDS, stage_s)] += number
+        stage_s = ready_at - parked_at
+        self._remote_s += stage_s * number
+        if stage_s > _FIRST:
+            self.remote[bisect_left(SECONDS, stage_s)] += number
+        stage_s = sent_at - ready_at
+        self._response_s += stage_s * number
+        if stage_s > _FIRST:
+            self.response[bisect_left(SECONDS, stage_s)] += number
+        if begun_at is not middle.came_at:
+            self.waited(begun_at - middle.came_at, number)
 
     def failed(self, code: int) -> None:
         """An error in an answer."""
@@ -79,19 +115,35 @@ class ApiCounts:
     def stages(self) -> Iterator[tuple[str, HistogramValue]]:
         """How long requests were in each stage."""
         for name in STAGES:
-            counts = list(getattr(self, f"_{name}"))
+            counts: list[int] = list(getattr(self, name))
             counts[0] += self.requests - sum(counts)
             yield name, HistogramValue(SECONDS, tuple(counts), getattr(self, f"_{name}_s"))
 
 
-class RequestCounts(dict[int, ApiCounts]):
-    """The counts of every API that was asked for something, by its key."""
+def count_answered(requests: Sequence[Answered], sent_at: float) -> None:
+    """Count requests whose answers have left together, neighbours of one API in one go."""
+    start = 0
+    for end in range(1, len(requests)):
+        if requests[end].counts is not requests[start].counts:
+            requests[start].counts.answered(requests[start:end], sent_at)
+            start = end
+    requests[start].counts.answered(requests[start:] if start else requests, sent_at)
 
-    __slots__ = ()
 
-    def __missing__(self, key: int) -> ApiCounts:
-        found = self[key] = ApiCounts()
-        return found
+class RequestCounts:
+    """The counts of every API."""
+
+    __slots__ = ("by_key",)
+
+    def __init__(self) -> None:
+        self.by_key: Final = {int(key): ApiCounts() for key in ApiKey}
+        """A dictionary and nothing else: it is asked for every request."""
+
+    def __repr__(self) -> str:
+        return f"RequestCounts({sum(each.requests for each in self.by_key.values())} requests)"
+
+    def __getitem__(self, key: int) -> ApiCounts:
+        return self.by_key[key]
 
     def note_errors(self, key: int, response: Any) -> None:
         """Count the errors in a response, of its items as well. Produce and Fetch count theirs where they arise."""

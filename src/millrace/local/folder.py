@@ -38,6 +38,7 @@ from millrace.config.files import parse_properties
 from millrace.errors import ConfigError, MillraceError
 from millrace.local import DEFAULT_FOLDER
 from millrace.local.children import StartTimeout
+from millrace.local.processes import is_alive, start_ticks
 from millrace.storage.names import partition_named
 
 _LOCK: Final = "up.lock"
@@ -80,7 +81,7 @@ class Holder:
     @property
     def lives(self) -> bool:
         """Whether this very process has not ended; another one may have its id by now."""
-        return is_alive(self.pid) and _start_ticks(self.pid) == self.start_ticks
+        return is_alive(self.pid) and start_ticks(self.pid) == self.start_ticks
 
     @classmethod
     def parse(cls, text: bytes) -> Self | None:
@@ -257,7 +258,7 @@ class Folder:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if os.path.samestat(os.fstat(fd), self._lock_path.stat()):
-                    return Use(fd, Holder(os.getpid(), _start_ticks(os.getpid()), self._clock.wall_ms()))
+                    return Use(fd, Holder(os.getpid(), start_ticks(os.getpid()), self._clock.wall_ms()))
             except BlockingIOError:
                 # Held for a moment by somebody who asks, or for long by somebody who says so.
                 holder = self._live_holder()
@@ -302,25 +303,6 @@ class Folder:
 # --- processes and locks ----------------------------------------------------------------------------------------------
 
 
-def is_alive(pid: int) -> bool:
-    """Whether there is a process of this id that has not ended."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return (_stat(pid) or ["?"])[0] != "Z"  # ended, and nobody has asked how
-
-
-def _stat(pid: int) -> list[str] | None:
-    """What the system says of a process, from its state on; None where it does not say."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-
-
 def _is_locked(path: Path) -> bool:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -335,14 +317,8 @@ def _is_locked(path: Path) -> bool:
     return False
 
 
-def _start_ticks(pid: int) -> int | None:
-    """When a process began, in clock ticks since the machine did; None where the system does not say."""
-    stat = _stat(pid)
-    return None if stat is None else int(stat[19])
-
-
 def _began_ms(pid: int) -> int | None:
-    ticks = _start_ticks(pid)
+    ticks = start_ticks(pid)
     if ticks is None:
         return None
     lines = Path("/proc/stat").read_text().splitlines()

@@ -170,7 +170,7 @@ class Parts:
 
     async def _requests(self, scrape: Scrape) -> None:
         sheet, observed = scrape.sheet, self._observed
-        for key, counts in sorted(self._services.counts.items()):
+        for key, counts in sorted(self._services.counts.by_key.items()):
             api = api_title(key)
             if counts.requests:
                 sheet.add("millrace_requests_total", counts.requests, api)

@@ -320,9 +320,10 @@ class Partition:
         except StorageError as error:
             self.write_failed(error)
             raise
-        if from_client and not appended.duplicate:
+        base_offset, last_offset, _, _, is_duplicate = appended
+        if from_client and not is_duplicate:
             self.bytes_in += len(records)
-            self.records_in += appended.last_offset - appended.base_offset + 1
+            self.records_in += last_offset - base_offset + 1
         leadership.appended(log, len(records))
         return appended
 

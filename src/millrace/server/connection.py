@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from millrace.errors import ApiError, ErrorCode, ProtocolError, StorageError, code_of, text_of
 from millrace.handlers import api_versions, auditing
 from millrace.handlers.context import RequestContext, Services
+from millrace.handlers.counting import count_answered
 from millrace.handlers.promise import Promise
 from millrace.security.acls import LOCAL_HOST
 from millrace.security.ocsf import Caller
@@ -89,23 +90,27 @@ class _Reply:
     """The place in line of one request whose answer is not ready yet."""
 
     __slots__ = (
-        "answer_bytes", "buffers", "context", "counts", "local_s", "queue_s", "ready_at", "remote_s", "size_bytes",
+        "answer_bytes", "begun_at", "buffers", "came_at", "context", "counts", "parked_at", "ready_at", "size_bytes",
         "told_bytes",
     )  # fmt: skip
 
     def __init__(
-        self, size_bytes: int, counts: ApiCounts, queue_s: float, local_s: float, context: RequestContext | None = None
+        self,
+        size_bytes: int,
+        counts: ApiCounts,
+        came_at: float,
+        begun_at: float,
+        parked_at: float,
+        context: RequestContext | None = None,
     ) -> None:
         self.context = context
         self.size_bytes = size_bytes
         """Of the request."""
         self.counts = counts
-        self.queue_s = queue_s
-        self.local_s = local_s
-        """What it has taken so far."""
-        self.remote_s = 0.0
-        self.ready_at = 0.0
-        """When its handler let go of it; then, when the answer was there."""
+        self.came_at = came_at
+        self.begun_at = begun_at
+        self.parked_at = self.ready_at = parked_at
+        """When its handler was left, and when the answer was there: until it is, the same."""
         self.answer_bytes = 0
         """Of the answer, where it is held against the memory of answers: a small one that leaves at once is not."""
         self.told_bytes = 0
@@ -144,6 +149,7 @@ class Connection(asyncio.BufferedProtocol):
         self._refusals = refusals
         self._listener_counts = counts
         self._counts = services.counts
+        self._counts_by_key = services.counts.by_key
         self._monotonic = services.clock.monotonic
         self._max_frame_bytes = max_frame_bytes
         self._max_waiting = MAX_WAITING_REQUESTS
@@ -504,15 +510,14 @@ class Connection(asyncio.BufferedProtocol):
             raise ProtocolError(f"API key {header.api_key} is not served{when}")
         version = header.api_version
         size_bytes = len(frame)
-        counts = self._counts[header.api_key]
-        timing = (counts, now - came_at, now)
+        counts = self._counts_by_key[header.api_key]
         if not api.min_version <= version <= api.max_version:
             if header.api_key != ApiKey.API_VERSIONS:
                 raise ProtocolError(f"{api.key.name} v{version} is not served")
             # KIP-511: an unknown ApiVersions version is answered in v0, so that the client can choose again.
             counts.failed(ErrorCode.UNSUPPORTED_VERSION)
             supported = api_versions.unsupported(header.correlation_id, self._services.config)
-            return self._answer_now(supported, size_bytes, timing)
+            return self._answer_now(supported, size_bytes, counts, came_at, now)
         context = RequestContext(
             self._services, header, version, self._host, self._listener, self, self._session, needs=api.needs
         )
@@ -526,22 +531,21 @@ class Connection(asyncio.BufferedProtocol):
                 counts.failed(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
                 if context.meter is not None:
                     self._throttle(context.meter, context.meter.throttle_ms)
-                return self._answer_now(refusal, size_bytes, timing)
+                return self._answer_now(refusal, size_bytes, counts, came_at, now)
             result = api.handler(context, request)
             if not isinstance(result, _LATER):
                 if context.notes is not None:
                     auditing.tell(context, api.key, result)
-                return self._answer_now(self._encode(api, context, result), size_bytes, timing)
+                return self._answer_now(self._encode(api, context, result), size_bytes, counts, came_at, now)
         except Exception as error:  # noqa: BLE001 - the dispatch boundary
             auditing.tell(context, api.key, error)
-            return self._answer_now(self._failure(api, context, error), size_bytes, timing)
+            return self._answer_now(self._failure(api, context, error), size_bytes, counts, came_at, now)
         if context.meter is not None:
             context.meter.pause()
             if isinstance(result, CoroutineType):
                 result = Timed(result, context.meter)
         done_at = self._monotonic()
-        reply = _Reply(size_bytes, counts, now - came_at, done_at - now, context)
-        reply.ready_at = done_at
+        reply = _Reply(size_bytes, counts, came_at, now, done_at, context)
         self._replies.append(reply)
         self._gated = not api.overlaps
         if isinstance(result, Promise):
@@ -564,9 +568,7 @@ class Connection(asyncio.BufferedProtocol):
         self._work.discard(work)
         if self._transport is None:
             return
-        now = self._monotonic()
-        reply.remote_s = now - reply.ready_at
-        reply.ready_at = now
+        reply.ready_at = self._monotonic()
         context = reply.context
         assert context is not None
         if context.notes is not None:
@@ -624,29 +626,29 @@ class Connection(asyncio.BufferedProtocol):
 
     # --- replies ------------------------------------------------------------------------------------------------------
 
-    def _answer_now(self, buffers: Buffers, size_bytes: int, timing: tuple[ApiCounts, float, float]) -> float:
+    def _answer_now(
+        self, buffers: Buffers, size_bytes: int, counts: ApiCounts, came_at: float, begun_at: float
+    ) -> float:
         """Answer a request whose handler did not have to wait; returns when that was done."""
-        counts, queue_s, begun_at = timing
-        answer_bytes = sum(map(len, buffers))
         if self._replies:
             done_at = self._monotonic()
-            reply = _Reply(size_bytes, counts, queue_s, done_at - begun_at)
-            reply.ready_at = done_at
+            reply = _Reply(size_bytes, counts, came_at, begun_at, done_at)
             self._replies.append(reply)
             self._keep_ready(reply, buffers)
             return done_at
+        answer_bytes = len(buffers[0]) if len(buffers) == 1 else sum(map(len, buffers))
         self._write(buffers)
         if self._write_paused:
             self._unsent_bytes += answer_bytes
             self._answers.take(answer_bytes)
         self._budget.end_serving(size_bytes)
         done_at = self._monotonic()
-        counts.answered_at_once(queue_s, done_at - begun_at, size_bytes, answer_bytes)
+        counts.answered_at_once(begun_at - came_at, done_at - begun_at, size_bytes, answer_bytes)
         return done_at
 
     def _keep_ready(self, reply: _Reply, buffers: Buffers) -> None:
         reply.buffers = buffers
-        answer_bytes = reply.told_bytes = sum(map(len, buffers))
+        answer_bytes = reply.told_bytes = len(buffers[0]) if len(buffers) == 1 else sum(map(len, buffers))
         if answer_bytes > WRITE_BUFFER_HIGH_BYTES or self._replies[0] is not reply:
             reply.answer_bytes = answer_bytes
             self._ready_bytes += answer_bytes
@@ -666,10 +668,8 @@ class Connection(asyncio.BufferedProtocol):
             self._budget.end_serving(reply.size_bytes)
         self._write(together)
         now = self._monotonic()
-        for reply in sent:
-            reply.counts.answered(
-                reply.queue_s, reply.local_s, reply.remote_s, now - reply.ready_at, reply.size_bytes, reply.told_bytes
-            )
+        if sent:
+            count_answered(sent, now)
         if answer_bytes:
             self._ready_bytes -= answer_bytes
             if self._write_paused:

@@ -17,7 +17,8 @@ import psutil
 import pytest
 
 from millrace.cli.root import run
-from millrace.local.folder import Folder, Holder, InUse, Kind, is_alive
+from millrace.local.folder import Folder, Holder, InUse, Kind
+from millrace.local.processes import is_alive
 from support.servers import answers
 from support.up import ENVIRONMENT, wait_for
 

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.cli.profiles import Profile, Profiles, _parse, is_secret, render
+from millrace.cli.profiles import Profile, Profiles, _parse, render
 from millrace.cli.root import run
+from millrace.security.hiding import is_secret
 from millrace.testing import Cluster
 
 DEAD = "127.0.0.1:1"

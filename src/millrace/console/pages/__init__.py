@@ -12,6 +12,7 @@ from millrace.console.pages import (
     entrance,
     groups,
     overview,
+    pipelines,
     produce,
     queues,
     records,
@@ -31,6 +32,7 @@ ALL: Final[tuple[ModuleType, ...]] = (
     queues,
     brokers,
     security,
+    pipelines,
 )
 
 
@@ -49,6 +51,7 @@ MENU: Final = (
     MenuItem("/queues", "Queues", "q"),
     MenuItem("/brokers", "Brokers", "b"),
     MenuItem("/security", "Security", "s"),
+    MenuItem("/pipelines", "Pipelines", "p"),
 )
 
 

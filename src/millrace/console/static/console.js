@@ -85,6 +85,8 @@ function openStreams(root) {
         if (chart) chart.setData(data);
       }
     });
+    // What is shown is of another shape by now: the page is made again, unless somebody is in the middle of something.
+    stream.addEventListener("reload", () => { if (!isBusy()) location.reload(); });
     stream.addEventListener("failure", (event) => {
       element.classList.add("stale");
       const place = element.querySelector("[data-live-failure]");
@@ -140,13 +142,17 @@ function lookAgain(root) {
 
 // A page with [data-reload] shows work under way: it is loaded again while nobody types or selects something there.
 
+function isBusy() {
+  const typing = document.activeElement?.matches("input, textarea, select") || document.querySelector("dialog[open]");
+  return Boolean(typing) || String(getSelection()) !== "";
+}
+
 function reloadLater(root) {
   const element = root.querySelector("[data-reload]");
   if (!element || element.dataset.reloading) return;
   element.dataset.reloading = "yes";
   setInterval(() => {
-    const busy = document.activeElement?.matches("input, textarea, select") || document.querySelector("dialog[open]");
-    if (!busy && !document.hidden && String(getSelection()) === "") location.reload();
+    if (!isBusy() && !document.hidden) location.reload();
   }, Number(element.dataset.reload));
 }
 

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,24 @@ class QueryFigures:
             "state_rows": self.state_rows,
             "state_bytes": self.state_bytes,
         }
+
+    @classmethod
+    def from_dict(cls, found: Mapping[str, Any]) -> Self:
+        """What `as_dict` gave; KeyError, TypeError or ValueError for anything else. Rows by source are not in it."""
+        lag = found["lag"]
+        return cls(
+            name=str(found["query"]),
+            batch_id=int(found["batch"]),
+            input_rows=int(found["input_rows"]),
+            input_rate=float(found["input_rate"]),
+            processed_rate=float(found["processed_rate"]),
+            batch_ms=int(found["batch_ms"]),
+            lag=None if lag is None else int(lag),
+            late_rows=int(found["late_rows"]),
+            state_rows=int(found["state_rows"]),
+            state_bytes=int(found["state_bytes"]),
+            timestamp=str(found["timestamp"]),
+        )
 
 
 def figures_of(name: str, report: Mapping[str, Any]) -> QueryFigures:
