@@ -35,7 +35,7 @@ test-console: $(DEV) ## the console in a real browser, Debian's chromium or MILL
 	$(PYTEST) -m browser tests/console -n 0 -rs --durations=10 $(ARGS)
 
 screenshots: $(DEV) ## the pictures of docs/console.md, taken again
-	MILLRACE_SCREENSHOTS=docs/console $(PYTEST) tests/console/browser/test_every_page.py -k "opens or login" -n 0 -rs $(ARGS)
+	MILLRACE_SCREENSHOTS=docs/console $(PYTEST) tests/console/browser/test_every_page.py -k opens -n 0 -rs $(ARGS)
 
 test-cluster: $(DEV) ## brokers, and Spark's processes, killed, paused, cut off and restarted while records flow, in short rounds
 	$(PYTEST) -m cluster tests/cluster tests/spark -n 0 --durations=10 $(ARGS)

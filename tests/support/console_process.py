@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -18,7 +19,7 @@ STOP_S = 60
 class Served:
     """A command that prints `console=URL` and goes on until it is told to end. Use as a context manager."""
 
-    def __init__(self, directory: Path, *words: str) -> None:
+    def __init__(self, directory: Path, *words: str, environment: Mapping[str, str] | None = None) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._errors = directory / "stderr"
         with self._errors.open("wb") as errors:
@@ -27,7 +28,7 @@ class Served:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
-                env=ENVIRONMENT,
+                env={**ENVIRONMENT, **(environment or {})},
             )
         self.bootstrap = ""
         self.url = ""
@@ -70,12 +71,13 @@ class Served:
         self.process.communicate()
 
 
-def console(directory: Path, bootstrap: str, *options: str) -> Served:
+def console(directory: Path, bootstrap: str, *options: str, environment: Mapping[str, str] | None = None) -> Served:
     """A console of its own in front of brokers that run."""
-    return Served(directory, "console", "--bootstrap", bootstrap, "--listen", "127.0.0.1:0", *options)
+    words = ("console", "--bootstrap", bootstrap, "--listen", "127.0.0.1:0", *options)
+    return Served(directory, *words, environment=environment)
 
 
-def cluster_with_console(directory: Path, *options: str) -> Served:
+def cluster_with_console(directory: Path, *options: str, environment: Mapping[str, str] | None = None) -> Served:
     """Brokers on free ports with a console beside them."""
     where = ("--port", "0", "--data", str(directory / "data"), "--console", "--console-listen", "127.0.0.1:0")
-    return Served(directory, "up", *where, *options)
+    return Served(directory, "up", *where, *options, environment=environment)

@@ -11,9 +11,12 @@ import itertools
 import json
 import random
 import struct
+import subprocess
+import sys
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Self
 
 from confluent_kafka import Consumer, Producer
@@ -26,7 +29,9 @@ from millrace.client.queue import QueueConsumer, Verdict
 from millrace.client.settings import ClientSettings
 from millrace.model import TopicPartition
 from millrace.security.acls import Acl, Operation, PatternKind, Permission, ResourceKind
+from millrace.spark.pipelines.status import State, read_run
 from millrace.wire.messages.groups import FindCoordinatorRequest
+from support.up import ENVIRONMENT, wait_for
 
 SETTINGS = {
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
@@ -44,6 +49,8 @@ CONSUMER_GROUP = "billing"
 IDLE_GROUP = "monthly-report"
 """It has read some of the invoices, and nobody of it runs."""
 INVOICES = 300
+RUN = "page-view-counts-1"
+"""The name of the pipeline's run."""
 
 _AT_ONCE = 2000
 _FIND_AT_ONCE = 1000
@@ -67,14 +74,19 @@ def tenant_group(number: int) -> str:
     return f"tenant-{number:05}.indexer"
 
 
-def populate(bootstrap: str, tenants: int = TENANTS) -> None:
-    """Make everything that stays when nobody runs."""
+def make_topics(bootstrap: str) -> None:
+    """Those that have names of their own."""
     with client_of(bootstrap) as client:
         for name, partitions in TOPICS.items():
             settings = {"cleanup.policy": "compact"} if name == COMPACTED else {"retention.ms": "259200000"}
             _made(topics.create_topics(client, [name], partitions=partitions, settings=settings))
         letters = {"errors.deadletterqueue.group.enable": "true"}
         _made(topics.create_topics(client, [LETTERS], partitions=1, settings=letters))
+
+
+def populate(bootstrap: str, tenants: int = TENANTS) -> None:
+    """Make everything else that stays when nobody runs."""
+    with client_of(bootstrap) as client:
         names = [tenant_topic(number) for number in range(tenants)]
         for begin in range(0, tenants, _AT_ONCE):
             _made(topics.create_topics(client, names[begin : begin + _AT_ONCE], partitions=1, replication_factor=1))
@@ -209,6 +221,58 @@ class Traffic:
                 producer.poll(0)
                 if self._ending.wait(_TRAFFIC_EVERY_S):
                     return
+
+
+@contextmanager
+def pipeline(bootstrap: str, folder: Path) -> Iterator[None]:
+    """A pipeline of Spark's that counts page views, started now; it notes in `folder / "runs"` how it does."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "page_view_counts.py"
+    file.write_text(_PIPELINE)
+    command = [
+        *(sys.executable, "-m", "millrace", "pipeline", "run", str(file), "--bootstrap", bootstrap, "--quiet"),
+        *("--master", "local[1]", "--checkpoint", str(folder / "checkpoint"), "--conf", "spark.ui.enabled=false"),
+        *("--runs", str(folder / "runs"), "--run-id", RUN),
+    ]
+    with (
+        (folder / "log").open("wb") as log,
+        subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=ENVIRONMENT) as process,
+    ):
+        try:
+            yield
+        finally:
+            process.terminate()
+
+
+def wait_for_pipeline(folder: Path) -> None:
+    """Until it has counted something."""
+
+    def counts() -> bool:
+        run = read_run(folder / "runs", RUN)
+        assert run is None or not run.state.is_over, (folder / "log").read_text(errors="replace")
+        return run is not None and run.state is State.RUNNING and bool(run.queries)
+
+    wait_for(counts, timeout_s=120)
+
+
+_PIPELINE = '''"""Counts page views."""
+OPTIONS = [("topic", "page-views", "what to count"), ("trigger", "5 seconds", "how often")]
+
+
+def topics(options):
+    return [options["topic"]]
+
+
+def start(spark, options):
+    client = {name: value for name, value in options.items() if name.startswith("kafka.")}
+    records = spark.readStream.format("millrace").options(**client).option("startingOffsets", "earliest")
+    return (
+        records.option("subscribe", options["topic"]).load()
+        .writeStream.queryName("page-view-counts").format("noop")
+        .option("checkpointLocation", options["checkpoint"])
+        .trigger(processingTime=options["trigger"]).start()
+    )
+'''
 
 
 @contextmanager

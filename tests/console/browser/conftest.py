@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from millrace.spark.pipelines.status import RUNS_VARIABLE
 from support import demo_cluster
 from support.browsers import Tab, browsing, chromium
 from support.console_process import Served, cluster_with_console, console
@@ -40,16 +41,24 @@ def demo(folder: Path) -> Iterator[Served]:
     """Three brokers with ten thousand topics and groups and something of everything, at work; and a console."""
     chromium()  # without one all of it would be in vain
     settings = [word for name, value in demo_cluster.SETTINGS.items() for word in ("--set", f"{name}={value}")]
-    with cluster_with_console(folder, "--brokers", "3", *settings) as served:
-        demo_cluster.populate(served.bootstrap)
-        with demo_cluster.alive(served.bootstrap):
-            yield served
+    with cluster_with_console(folder, "--brokers", "3", *settings, environment=runs(folder)) as served:
+        demo_cluster.make_topics(served.bootstrap)
+        with demo_cluster.pipeline(served.bootstrap, folder / "pipeline"):
+            demo_cluster.populate(served.bootstrap)
+            with demo_cluster.alive(served.bootstrap):
+                demo_cluster.wait_for_pipeline(folder / "pipeline")
+                yield served
+
+
+def runs(folder: Path) -> dict[str, str]:
+    """Consoles show the pipeline of these tests, and none of others on this machine."""
+    return {RUNS_VARIABLE: str(folder / "pipeline" / "runs")}
 
 
 @pytest.fixture(scope="session")
 def read_only(demo: Served, folder: Path) -> Iterator[Served]:
     """A second console for the same cluster, in which nothing can be changed."""
-    with console(folder / "read-only", demo.bootstrap, "--read-only") as served:
+    with console(folder / "read-only", demo.bootstrap, "--read-only", environment=runs(folder)) as served:
         yield served
 
 

@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
+DOCS = Path(__file__).resolve().parents[3] / "docs"
 PICTURES = os.environ.get("MILLRACE_SCREENSHOTS")
 MOST_PICTURE_BYTES = 120_000
+POINTS = "charts.get(document.getElementById('chart-records')).data[0].length"
 LEAST_CONTRAST = 4.5
 """Of text and what is behind it: what the guidelines for accessible pages ask for (WCAG 2, level AA)."""
 
@@ -35,8 +37,11 @@ PARTS = {
     "broker": "1",
     "partition": "0",
     "offset": "0",
+    "run": demo_cluster.RUN,
 }
 """What stands in addresses for their variable parts."""
+QUERIES = {"/pipelines/start": "/pipelines/start?pipeline=metrics"}
+"""Pages that are nothing without what is asked for."""
 NOT_PAGES = ("/events", "/tail", "/download", "/cancel", "/{side}", "/login", "/reachable", "/{action}")
 """Endings of addresses that are asked for by pages: streams, files, what leads on at once."""
 
@@ -55,7 +60,7 @@ PAGES = [route for route in pages.routes() if is_page(route)]
 
 
 def address(route: Route) -> str:
-    return re.sub(r"\{(\w+)(:\w+)?\}", lambda found: PARTS[found[1]], route.path)
+    return QUERIES.get(route.path, "") or re.sub(r"\{(\w+)(:\w+)?\}", lambda found: PARTS[found[1]], route.path)
 
 
 CONTROLS_WITHOUT_LABEL = """() =>
@@ -120,6 +125,8 @@ def ground(page: Page) -> Any:
 def photograph(page: Page, name: str) -> None:
     if PICTURES is None:
         return
+    if page.locator("#chart-records").count():  # a chart is worth a picture once it has something to show
+        page.wait_for_function(f"() => {POINTS} >= 8", timeout=200_000)
     path = Path(PICTURES) / f"{name}.png"
     pictures.take(page, path)
     assert path.stat().st_size <= MOST_PICTURE_BYTES, f"{path}: {path.stat().st_size:,} bytes"
@@ -131,6 +138,14 @@ def test_every_route_is_a_page_or_known_not_to_be() -> None:
     left_out -= {route.path for route in PAGES}
     assert all(path.startswith("/events/") or path.endswith(NOT_PAGES) for path in left_out), left_out
     assert {item.path for item in pages.MENU} <= {route.path for route in PAGES}
+
+
+def test_the_documentation_shows_every_page() -> None:
+    """`make screenshots` takes the pictures."""
+    shown = set(re.findall(r"\(console/([\w-]+)\.png\)", (DOCS / "console.md").read_text()))
+    names = {"login", *(route.name.replace("_", "-") for route in PAGES)}
+    assert shown == {f"{name}-{theme}" for name in names for theme in ("light", "dark")}
+    assert shown == {path.stem for path in (DOCS / "console").glob("*.png")}
 
 
 @pytest.mark.parametrize("route", PAGES, ids=lambda route: route.name)
