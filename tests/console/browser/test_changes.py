@@ -145,3 +145,18 @@ def test_the_overview_moves(tab: Tab, demo: Served) -> None:
         arg=before,
         timeout=60_000,
     )
+
+
+def test_a_tab_in_the_background_gives_its_stream_back(tab: Tab) -> None:
+    """A browser has six connections for one address: the seventh tab would wait for ever."""
+    page = tab.open("/")
+    state = "() => document.querySelector('[data-events]').stream?.readyState ?? 'none'"
+    page.wait_for_function(f"() => ({state})() === EventSource.OPEN")
+    hide = """(hidden) => {
+      Object.defineProperty(document, "hidden", {value: hidden, configurable: true});
+      document.dispatchEvent(new Event("visibilitychange"));
+    }"""
+    page.evaluate(hide, True)
+    assert page.evaluate(state) == "none"
+    page.evaluate(hide, False)
+    page.wait_for_function(f"() => ({state})() === EventSource.OPEN")
