@@ -15,7 +15,7 @@ SPARK := $(VENV)/.spark-installed
 DEV  := $(VENV)/.dev-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-pages test-console test-cluster test-monitoring test-planted faults check format test-jvm bench bench-spark bench-cluster bench-queues bench-security bench-check fuzz docs clean
+.PHONY: help demo test test-pages test-console screenshots test-cluster test-monitoring test-planted faults check format test-jvm bench bench-spark bench-cluster bench-queues bench-security bench-check fuzz docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -33,6 +33,9 @@ test-pages: $(DEV) ## README and docs, every command and program run; the packag
 
 test-console: $(DEV) ## the console in a real browser, Debian's chromium or MILLRACE_CHROMIUM (skipped, with the reason, without one)
 	$(PYTEST) -m browser tests/console -n 0 -rs --durations=10 $(ARGS)
+
+screenshots: $(DEV) ## the pictures of docs/console.md, taken again
+	MILLRACE_SCREENSHOTS=docs/console $(PYTEST) tests/console/browser/test_every_page.py -k opens -n 0 -rs $(ARGS)
 
 test-cluster: $(DEV) ## brokers, and Spark's processes, killed, paused, cut off and restarted while records flow, in short rounds
 	$(PYTEST) -m cluster tests/cluster tests/spark -n 0 --durations=10 $(ARGS)

@@ -205,6 +205,22 @@ class TestAScanThatTakesLong:
     def test_of_somebody_else_is_not_found(self, visitor: Visitor) -> None:
         assert stream(visitor.get("/topics/orders/scans/unknown/events").text) == [("over", {})]
 
+    def test_that_ends_while_its_page_is_written_is_not_half_there(
+        self, visitor: Visitor, slow: threading.Event, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its end without the records that it found would be a page that nobody completes."""
+        values = pages.progress_values
+
+        def ends(progress: scan.Progress) -> dict[str, object]:
+            slow.set()
+            (running,) = benches(visitor)._scans.values()
+            assert running.wait(10)
+            return values(progress)
+
+        monkeypatch.setattr(pages, "progress_values", ends)
+        text = visitor.get("/topics/orders/records?start=beginning&rows=1000").text
+        assert "data-scan=" in text
+
 
 def benches(visitor: Visitor) -> Workbench:
     sessions = visitor.client.app.state.sessions  # type: ignore[attr-defined]

@@ -9,12 +9,12 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, ConsoleMessage, Page
+    from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 # Nothing is asked of the network but the console.
@@ -62,3 +62,67 @@ class Complaints:
     def _said(self, message: ConsoleMessage) -> None:
         if message.type in {"error", "warning"}:
             self.texts.append(f"{message.type}: {message.text}")
+
+    def expected(self, *statuses: int) -> bool:
+        """Whether there were answers of these statuses, which a browser complains of; they are forgotten then."""
+        told = [text for text in self.texts if any(f"status of {status} " in text for status in statuses)]
+        self.texts = [text for text in self.texts if text not in told]
+        return bool(told)
+
+
+Size = tuple[int, int]
+DESKTOP: Size = (1280, 800)
+PHONE: Size = (390, 844)
+ZOOMED: Size = (640, 400)
+"""What is left of a desktop's page when everything is twice as large."""
+
+
+class Tab:
+    """A page of a browser in a session of its own, which keeps what its scripts and the browser complain of."""
+
+    def __init__(self, browser: Browser, url: str, size: Size = DESKTOP, scheme: Literal["light", "dark"] = "light"):
+        self.url = url
+        self._context = browser.new_context(
+            base_url=url,
+            viewport={"width": size[0], "height": size[1]},
+            color_scheme=scheme,
+            locale="en-GB",
+            timezone_id="UTC",
+            reduced_motion="reduce",
+        )
+        self.page = self._context.new_page()
+        self.complaints = Complaints(self.page)
+        self.dialogs: list[str] = []
+        """The questions that the page asked; all were answered with yes."""
+        self.requested: list[str] = []
+        self.page.on("dialog", self._asked)
+        self.page.on("request", lambda request: self.requested.append(request.url))
+
+    def __repr__(self) -> str:
+        return f"Tab({self.page.url})"
+
+    def open(self, path: str, status: int = 200) -> Page:
+        """Go there, as somebody who types the address."""
+        answer = self.page.goto(path, wait_until="load")
+        assert answer is not None
+        assert answer.status == status, f"{path}: {answer.status} {self.text()[:500]}"
+        return self.page
+
+    def text(self) -> str:
+        """What is to be read in the page, without the menu."""
+        return " ".join(self.page.locator("main").inner_text().split())
+
+    def rows(self) -> list[str]:
+        """The rows of the page's first table, as text."""
+        found = self.page.locator("main table").first.locator("tbody tr")
+        return [" ".join(text.split()) for text in found.all_inner_texts()]
+
+    def resize(self, size: Size) -> None:
+        self.page.set_viewport_size({"width": size[0], "height": size[1]})
+
+    def close(self) -> None:
+        self._context.close()
+
+    def _asked(self, dialog: Dialog) -> None:
+        self.dialogs.append(dialog.message)
+        dialog.accept()

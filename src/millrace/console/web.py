@@ -278,8 +278,14 @@ def failure(request: Request, session: Session | None, status: int, text: str) -
     return HTMLResponse(_templates.get_template(template).render(values), status_code=status)
 
 
+def address_of(request: Request) -> str:
+    """Path and query as they were asked for: decoded, a `/` or `?` in the name of a group would mean something else."""
+    path = request.scope.get("raw_path", b"").decode("ascii", "replace") or quote(request.url.path)
+    return f"{path}?{request.url.query}" if request.url.query else path
+
+
 def _to_login(request: Request) -> Response:
-    here = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+    here = address_of(request)
     address = "/login" if here == "/" or request.method != "GET" else f"/login?{urlencode({'next': here})}"
     if "hx-request" in request.headers:
         return Response(status_code=401, headers={"hx-redirect": "/login"})
@@ -313,6 +319,7 @@ def _common(request: Request, session: Session | None) -> dict[str, Any]:
     theme = request.cookies.get("theme", "auto")
     return {
         "here": request.url.path,
+        "address": address_of(request),
         "query": request.query_params,
         "settings": settings,
         "session": session,

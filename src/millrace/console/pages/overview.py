@@ -7,11 +7,12 @@ from collections.abc import AsyncIterator
 from typing import Any, Final, NamedTuple
 
 from starlette.concurrency import run_in_threadpool
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from millrace.admin.errors import AdminError
 from millrace.console import wording
 from millrace.console.monitor import Monitor, Point, View
+from millrace.console.sessions import is_refused_login
 from millrace.console.web import Page, events, page
 from millrace.errors import ApiError
 from millrace.model import NO_BROKER
@@ -45,6 +46,19 @@ def overview(page: Page) -> Response:
         busiest=[(name, rate) for name, rate in busiest if rate],
         behind=[(name, lag) for name, lag in behind if lag.known],
     )
+
+
+@page("/reachable")
+def reachable(page: Page) -> Response:
+    """What an open page asks from time to time: whether the cluster answers, and if not, why. It costs one request."""
+    try:
+        with page.access.client() as client:
+            client.broker_ids()
+    except ApiError as error:
+        if is_refused_login(error):
+            raise
+        return JSONResponse({"failure": wording.explain(error)[1]})
+    return JSONResponse({"failure": ""})
 
 
 @events("/events/overview")

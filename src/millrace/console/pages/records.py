@@ -308,15 +308,17 @@ def _scanned(page: Page, name: str, query: Query) -> dict[str, Any]:
         work.wait(QUICK_S)
     work.look()
     request, scan = work.scan.request, work.scan
+    over = work.is_over  # asked first: what is read of a scan that is over is all of it
     found = list(scan.matches)
     if scan.progress.state is State.FAILED and not found:
         raise ValueError(scan.progress.error)
     base = f"/topics/{segment(name)}"
     more = ""
-    if work.is_over and scan.continuation is not None:
+    if over and scan.continuation is not None:
         more = f"?{urlencode({**query.values, 'after': _token(work, scan.continuation)})}"
     return {
         "work": work,
+        "over": over,
         "backwards": request.backwards,
         "progress": scan.progress,
         "live": progress_values(scan.progress),

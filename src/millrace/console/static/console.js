@@ -92,9 +92,36 @@ function openStreams(root) {
       const place = element.querySelector("[data-live-failure]");
       if (place) { place.textContent = JSON.parse(event.data); place.hidden = place.textContent === ""; }
     });
-    // The page is as good as its stream: when the console itself has gone, say so until it is back.
+    // The page is as good as its stream.
     stream.addEventListener("error", () => element.classList.add("stale"));
   }
+}
+
+// A browser has six connections for one address, and a stream is one of them: tabs in the background give theirs back.
+document.addEventListener("visibilitychange", () => {
+  if (!document.hidden) { openStreams(document); return; }
+  for (const element of document.querySelectorAll("[data-events]")) { element.stream?.close(); element.stream = null; }
+});
+
+// --- is the cluster there? Asked while somebody looks, so that a page that is open says so, and takes it back -------------
+
+const ASK_EVERY_MS = 5000;
+
+function watchCluster() {
+  const place = document.querySelector("[data-watches]");
+  if (!place || document.querySelector("[data-look-again]")) return;
+  const say = (text) => { if (place.textContent !== text) place.textContent = text; place.hidden = text === ""; };
+  const ask = async () => {
+    if (!document.hidden) {
+      try {
+        const answer = await fetch(place.dataset.watches);
+        if (answer.redirected) { say("You are not logged in any more: load the page again."); return; }
+        if (answer.ok) say((await answer.json()).failure);
+      } catch { say("The console does not answer."); }
+    }
+    setTimeout(ask, ASK_EVERY_MS);
+  };
+  setTimeout(ask, ASK_EVERY_MS);
 }
 
 // --- coming back after a failure -------------------------------------------------------------------------------------------
@@ -106,7 +133,7 @@ function lookAgain(root) {
   const look = async () => {
     try {
       const answer = await fetch(location.href, { headers: { accept: "text/html" } });
-      if (answer.status < 500) { location.reload(); return; }
+      if (answer.status < 500 && !(await answer.text()).includes("data-look-again")) { location.reload(); return; }
     } catch { /* the console itself is away: it is tried again */ }
     setTimeout(look, Number(failed.dataset.lookAgain));
   };
@@ -175,5 +202,5 @@ function awaken(root) {
   lookAgain(root);
   reloadLater(root);
 }
-document.addEventListener("DOMContentLoaded", () => awaken(document));
+document.addEventListener("DOMContentLoaded", () => { awaken(document); watchCluster(); });
 document.addEventListener("htmx:afterSwap", (event) => awaken(event.detail.elt.parentElement ?? document));

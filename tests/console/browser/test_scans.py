@@ -13,13 +13,14 @@ import pytest
 from millrace.client.cluster import ClusterClient
 from millrace.client.producing import BatchProducer
 from millrace.client.settings import ClientSettings
+from millrace.clock import SystemClock
 from millrace.console.records.producing import Outgoing, produce
 from millrace.console.records.work import MAX_RUNNING
 from millrace.model import TopicPartition
 from millrace.records.decode import Record
 from millrace.records.encode import encode_batch
 from millrace.testing import Cluster
-from support.browsers import Complaints, browsing
+from support.browsers import Complaints
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -47,12 +48,6 @@ def address(cluster: Cluster) -> Iterator[str]:
                     break
         finally:
             process.terminate()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with browsing() as browser:
-        yield browser
 
 
 @pytest.fixture
@@ -104,7 +99,8 @@ def test_a_long_scan_tells_how_far_it_is_and_is_cancelled(
     opened: Page, address: str, cluster: Cluster, client: ClientSettings
 ) -> None:
     cluster.create_topic("long", 1)
-    batch = encode_batch([Record(number, 0, None, b'{"n": %d}' % number) for number in range(1_000)])
+    now_ms = SystemClock().wall_ms()  # with times of long ago they would be removed while they are read
+    batch = encode_batch([Record(number, now_ms, None, b'{"n": %d}' % number) for number in range(1_000)])
     with ClusterClient(client) as writing:
         producer = BatchProducer(writing, idempotent=False)
         for _ in range(2_000):
