@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _INDEXED = 3
 
-# Of a PNG as base64: its size, the most frequent colours, and for each pixel the nearest of them.
+# Of a PNG as base64: its size, the most frequent colours that differ, and for each pixel the nearest of them.
 _REDUCE = """async (data) => {
   const picture = await createImageBitmap(await (await fetch(`data:image/png;base64,${data}`)).blob());
   const {width, height} = picture;
@@ -23,15 +23,20 @@ _REDUCE = """async (data) => {
   const pixels = new Uint32Array(context.getImageData(0, 0, width, height).data.buffer);
   const counts = new Map();
   for (const each of pixels) counts.set(each, (counts.get(each) ?? 0) + 1);
-  const palette = [...counts].sort((one, other) => other[1] - one[1]).slice(0, 256).map(([each]) => each);
   const parts = (each) => [each & 255, (each >> 8) & 255, (each >> 16) & 255];
+  const apart = (one, other) => one.reduce((sum, each, index) => sum + (each - other[index]) ** 2, 0);
+  const palette = [];
+  // Hardly different ones count as one: a red word in a page of grey shades would lose its colour otherwise.
+  for (const [each] of [...counts].sort((one, other) => other[1] - one[1])) {
+    if (palette.length === 256) break;
+    if (palette.every((known) => apart(parts(known), parts(each)) >= 100)) palette.push(each);
+  }
   const known = new Map(palette.map((each, index) => [each, index]));
   const colours = palette.map(parts);
   const nearest = (each) => {
-    const [red, green, blue] = parts(each);
     let best = 0, least = Infinity;
     colours.forEach((colour, index) => {
-      const distance = (colour[0] - red) ** 2 + (colour[1] - green) ** 2 + (colour[2] - blue) ** 2;
+      const distance = apart(colour, parts(each));
       if (distance < least) { least = distance; best = index; }
     });
     known.set(each, best);

@@ -20,7 +20,7 @@ FOCUSED = """() => {
 
 @pytest.mark.parametrize("item", pages.MENU, ids=lambda item: item.title)
 def test_g_and_a_letter_lead_to_a_page(tab: Tab, item: pages.MenuItem) -> None:
-    page = tab.open("/brokers" if item.path != "/brokers" else "/topics")
+    page = tab.open("/queues" if item.path != "/queues" else "/topics")
     page.keyboard.press("g")
     page.keyboard.press(item.key)
     page.locator(f'#menu a[href="{item.path}"][aria-current=page]').wait_for()
