@@ -474,6 +474,7 @@ class TestUp:
         assert process.stdout is not None
         line = process.stdout.readline().decode()
         assert line.startswith("ready bootstrap="), (line, process.stderr and process.stderr.read())
+        assert process.stdout.readline().startswith(b"metrics=http://127.0.0.1:")
         return line.strip().removeprefix("ready bootstrap=")
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

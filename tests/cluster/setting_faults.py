@@ -71,6 +71,7 @@ BROKER_VALUES: Final[Mapping[str, tuple[str, ...]]] = {
     "group.share.assignment.interval.ms": ("0",),
     "leader.replication.throttled.rate": ("1000000",),
     "log.cleaner.backoff.ms": ("100", "1000"),
+    "metrics.detail": ("partitions,groups", "topics"),
     "log.cleaner.io.buffer.load.factor": ("0.5",),
     "log.cleaner.dedupe.buffer.size": ("1000000",),
     "log.cleaner.io.buffer.size": ("65536",),

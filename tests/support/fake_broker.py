@@ -92,7 +92,12 @@ class FakeBroker(_Listener):
     def _serve(self, peer: socket.socket) -> None:
         try:
             if self._context is not None:
-                peer = self._context.wrap_socket(peer, server_side=True)
+                peer = self._context.wrap_socket(peer, server_side=True, do_handshake_on_connect=False)
+                try:
+                    peer.do_handshake()
+                except ssl.SSLError:
+                    _turn_away(peer)
+                    return
             with peer, peer.makefile("rb") as stream:
                 while size := stream.read(4):
                     reply = self._answer(stream.read(struct.unpack(">i", size)[0]))
@@ -193,6 +198,15 @@ class CuttingProxy(_Listener):
             pass
         _hang_up(source)
         _hang_up(sink)
+
+
+def _turn_away(peer: socket.socket) -> None:
+    """Close after the peer has: with something of it unread, the reason that it was sent would be lost on the way."""
+    peer.settimeout(5)
+    peer.shutdown(socket.SHUT_WR)
+    while peer.recv(4096):
+        pass
+    peer.close()
 
 
 def _hang_up(peer: socket.socket) -> None:

@@ -116,8 +116,7 @@ async def _serve(
     try:
         _write_pid(pid_file)
         ready(broker.bootstrap)
-        # In one write: whoever has seen the first line need not wait for the second, which is there or will not be.
-        print("\n".join(ready_lines(broker.bootstrap, [broker.metrics_url])), flush=True)
+        print_ready(broker.bootstrap, [broker.metrics_url])
         told(broker.bootstrap)
         waiting = [awaited(event.wait()) for event in (stopping, broker.failed)]
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -129,9 +128,13 @@ async def _serve(
     return broker.failure
 
 
-def ready_lines(bootstrap: str, metrics_urls: Sequence[str | None]) -> list[str]:
-    """What is printed when clients can connect: where, and for each broker that has metrics where those are."""
-    return [f"ready bootstrap={bootstrap}", *(f"metrics={url}" for url in metrics_urls if url is not None)]
+def print_ready(bootstrap: str, metrics_urls: Sequence[str | None]) -> None:
+    """Say that clients can connect, and where; and for each broker that has metrics where those are.
+
+    In one write: whoever has seen the first line need not wait for the others, which are there or will not be.
+    """
+    lines = [f"ready bootstrap={bootstrap}", *(f"metrics={url}" for url in metrics_urls if url is not None)]
+    print("".join(f"{line}\n" for line in lines), end="", flush=True)
 
 
 async def _started(broker: Broker, stopping: asyncio.Event) -> bool:

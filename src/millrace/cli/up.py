@@ -392,7 +392,7 @@ def _run_cluster(
     secured: Secured | None,
     start_console: Callable[[str], None],
 ) -> None:
-    from millrace.cli.serve import ready_lines
+    from millrace.cli.serve import print_ready
 
     with _interrupted_by_signals(), nullcontext() if secured is None else secured.kept_valid():
         try:
@@ -404,7 +404,7 @@ def _run_cluster(
             if cluster.migrated is not None and (remark := _migrated_text(cluster.migrated)):
                 print_remark(f"millrace: {remark}")
             metrics_urls = [broker.metrics_url for broker in cluster.brokers.values()]
-            print("\n".join(ready_lines(bootstrap, metrics_urls)), flush=True)
+            print_ready(bootstrap, metrics_urls)
             if secured is not None:
                 _tell_clients(secured.directory)
             start_console(bootstrap)
