@@ -75,9 +75,13 @@ def test_every_advertised_api_is_one_the_java_client_can_use(tools: KafkaTools) 
 
 OWN_DEFAULTS = {
     "broker.id": "Kafka takes -1 for none",
+    "broker.session.timeout.ms": "ZooKeeper's session is what ends here, and its setting has the default",
     "listener.security.protocol.map": "the same pairs in another order",
     "log.cleaner.io.max.bytes.per.second": "Java writes the largest double otherwise",
     "log.dir": "data in /tmp is nobody's wish",
+    "socket.listen.backlog.size": "a rush of clients after a restart fits in",
+    "socket.receive.buffer.bytes": "the system adapts its buffers, unless told",
+    "socket.send.buffer.bytes": "the system adapts its buffers, unless told",
 }
 NEEDS_A_RESTART = {"listeners", "listener.security.protocol.map", "sasl.enabled.mechanisms"}
 
